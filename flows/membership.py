@@ -24,6 +24,7 @@ from memlib.audits.membership.shadows import (
     Answers,
     FitEstimators,
     Observe,
+    TrainOwn,
     TrainSubset,
 )
 from memlib.audits.membership.stages import Report, Score
@@ -37,13 +38,13 @@ from memlib.observe.models import Trained
 from memlib.observe.stages import CheckpointNorms
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.runs.records import RunRecord
-from memlib.specs import ClassifierSpec, InfluenceSpec, PretrainedSpec, SupervisedSpec
+from memlib.specs import ClassifierSpec, InfluenceSpec, OwnSpec, PretrainedSpec, SupervisedSpec
 from memlib.training.pretrained import Pretrained, TakeOver
 from memlib.training.small_nets import TrainSubsets
 
 OF_EXAMPLES = (
-    DecodeBlock, Decode, HoldOut, ReadColumns, ReadMembers, ReadOutputs, TrainSubsets, TrainSubset, FitEstimators, Observe,
-    CheckpointNorms, QueryTarget, Score, Report,
+    DecodeBlock, Decode, HoldOut, ReadColumns, ReadMembers, ReadOutputs, TrainSubsets, TrainSubset, FitEstimators, TrainOwn,
+    Observe, CheckpointNorms, QueryTarget, Score, Report,
 )  # fmt: skip
 OF_DOCUMENTS = (
     TakeOver, MakeDocuments, ReadDocumentMembers, TrainDocuments, ObserveDocuments, ScoreDocuments, ReportDocuments,
@@ -64,7 +65,8 @@ def absent(recipe: Recipe) -> set[type[Any]]:
         ReadOutputs: recipe.target.outputs is not None,
         TrainSubsets: is_small,
         TrainSubset: is_net and not is_small,
-        FitEstimators: not is_net,
+        FitEstimators: recipe.model is not None and not is_net and not isinstance(recipe.model, OwnSpec),
+        TrainOwn: isinstance(recipe.model, OwnSpec),
         CheckpointNorms: recipe.score.self_influence,
         Observe: is_net or recipe.target.trained is not None,
     }
@@ -152,7 +154,7 @@ def _external(runner: Runner, recipe: Recipe, data: TrainingData) -> tuple[Artif
 
 def _groups(recipe: Recipe, *, trains_target: bool) -> list[tuple[int, ...]]:
     """Return the models that are trained together: the target by itself, shadow models in chunks, large ones singly."""
-    is_large = isinstance(recipe.model, ClassifierSpec) and not recipe.model.stackable
+    is_large = recipe.are_nets and not getattr(recipe.model, "stackable", False)
     size, count = 1 if is_large else recipe.shadows.chunk, recipe.shadows.count
     shadows = [tuple(range(start, min(start + size, count))) for start in range(0, count, size)]
     return [(TARGET,), *shadows] if trains_target else shadows
@@ -183,6 +185,14 @@ def _answers(
     runner: Runner, recipe: Recipe, data: TrainingData, subsets: Sequence[Subsets], models: Sequence[Trained]
 ) -> list[Artifact[Answers]]:
     """Query the models of each group; estimators are fitted by the same stage."""
+    if recipe.model is None:
+        return []
+    if isinstance(recipe.model, OwnSpec):
+        given = recipe.model.given
+        seed = recipe.shadows.seed if recipe.training is None else recipe.training.seed
+        return runner.run_all(
+            [TrainOwn(each, given, recipe.training, _seeds(seed, each.numbers), recipe.queries) for each in subsets]
+        )
     if not isinstance(recipe.model, ClassifierSpec):
         kind, seed = recipe.model, recipe.shadows.seed
         return runner.run_all([FitEstimators(each, kind, _seeds(seed, each.numbers)) for each in subsets])
@@ -221,6 +231,8 @@ def _target(recipe: Recipe, subsets: Sequence[Subsets], models: Sequence[Trained
     """Return the target: an external model, or the first of the models that memlib trains."""
     if recipe.target.trained is not None:
         return Loaded(recipe.target.trained, 0)
+    assert recipe.model is not None
+    assert not isinstance(recipe.model, OwnSpec), "the recipe refuses it without an external target"
     if not isinstance(recipe.model, ClassifierSpec):
         return Refitted(subsets[0], recipe.model, _seeds(recipe.shadows.seed, subsets[0].numbers)[0])
     assert recipe.training is not None

@@ -21,9 +21,14 @@ from memlib.store.records import Unreadable, json_once
 Out = TypeVar("Out")
 PANIC = "pyo3_runtime"  # module of the exception for a panic in Rust, which is no Exception
 MODEL, ENCODER, OPEN_CLIP = "Hugging Face model", "Hugging Face encoder", "open_clip model"
-CONFIGS = {MODEL: "config.json", ENCODER: "config.json", OPEN_CLIP: "open_clip_config.json"}
-PICKLES = {MODEL: "pytorch_model*.bin", ENCODER: "pytorch_model*.bin", OPEN_CLIP: "*.bin"}
-CLASSES = {MODEL: "AutoModelForCausalLM", ENCODER: "AutoModel"}  # of transformers, which load them
+CLASSIFIER = "Hugging Face image classifier"
+CONFIGS = dict.fromkeys((MODEL, ENCODER, CLASSIFIER), "config.json") | {OPEN_CLIP: "open_clip_config.json"}
+PICKLES = dict.fromkeys((MODEL, ENCODER, CLASSIFIER), "pytorch_model*.bin") | {OPEN_CLIP: "*.bin"}
+CLASSES = {
+    MODEL: "AutoModelForCausalLM",
+    ENCODER: "AutoModel",
+    CLASSIFIER: "AutoModelForImageClassification",
+}  # of transformers, which load them
 ADAPTER = "LoRA adapter"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MERGE_BY_PEFT = (

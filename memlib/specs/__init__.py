@@ -62,7 +62,7 @@ from memlib.specs.models import (
     TextEncoderSpec,
     XGBoostSpec,
 )
-from memlib.specs.observing import ExternalClassifierSpec, InfluenceSpec, OutputsSpec, ProbeSpec, Tie
+from memlib.specs.observing import ExternalClassifierSpec, InfluenceSpec, OutputsSpec, OwnSpec, ProbeSpec, Tie
 from memlib.specs.resources import Needs, Resources
 from memlib.specs.text import (
     JsonLinesSource,
@@ -159,6 +159,7 @@ __all__ = [
     "ObjectiveSpec",
     "OptimizerSpec",
     "OutputsSpec",
+    "OwnSpec",
     "PairTrainingSpec",
     "PairsFileSource",
     "ParquetSource",

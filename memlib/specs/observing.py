@@ -49,6 +49,27 @@ class ProbeSpec(Spec):
         return self
 
 
+NAMED = r"^(\w+(\.\w+)*:\w+|.*[./].*)$"
+"""A factory, package.module:factory, or the path of a file or folder."""
+ESTIMATORS = (".joblib", ".pkl", ".pickle", ".json", ".ubj")
+"""Endings of files of fitted classifiers: scikit-learn's, then XGBoost's."""
+
+
+def is_path(model: str) -> bool:
+    """Return whether a model is named by its file or folder instead of by a factory.
+
+    Example:
+        >>> is_path("models/forest.joblib"), is_path("torchvision.models:resnet18")
+        (True, False)
+    """
+    return ":" not in model or "/" in model
+
+
+def is_estimator_file(model: str) -> bool:
+    """Return whether a model is named by the file of a fitted classifier of points."""
+    return is_path(model) and model.endswith(ESTIMATORS)
+
+
 WEIGHTLESS = "give trained.weights, the file of the model's weights; a factory that loads them itself needs trained.version"
 
 
@@ -57,10 +78,13 @@ class ExternalClassifierSpec(InFile):
 
     added_later: ClassVar[frozenset[str]] = frozenset({"classes", "state", "prefix"})
 
-    model: str = Field(pattern=r"^\w+(\.\w+)*:\w+$")
-    """package.module:factory, a function that returns the torch module. The module's outputs are class scores, a tensor
-    (batch, classes), or an object with such a tensor as `logits`, like the outputs of Hugging Face's models. For points, the
-    factory may also return a fitted scikit-learn classifier with `predict_proba`, which needs `version`."""
+    model: str = Field(pattern=NAMED)
+    """package.module:factory, a function that returns the torch module, such as torchvision.models:resnet18 or
+    timm:create_model. The module's outputs are class scores, a tensor (batch, classes), or an object with such a tensor as
+    `logits`, like the outputs of Hugging Face's models. For points, the factory may also return a fitted scikit-learn
+    classifier with `predict_proba`, which needs `version`. Or a file of a fitted classifier: .joblib or .pkl of scikit-learn,
+    of which only its own classes and numbers are read, .json or .ubj of XGBoost. Or a folder of an image classifier of
+    Hugging Face's transformers. A file or a folder holds the weights, too."""
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of the factory (plain JSON)."""
     weights: str | None = None
@@ -80,12 +104,45 @@ class ExternalClassifierSpec(InFile):
     def _has_a_name(self) -> "ExternalClassifierSpec":
         if self.classes is not None and len(set(self.classes)) < len(self.classes):
             raise ValueError(f"trained.classes lists an output twice: {list(self.classes)}")
+        if is_path(self.model) and (self.weights is not None or self.options):
+            raise ValueError(
+                f"{self.model} holds weights and settings of the model; remove trained.weights and trained.options"
+            )
         return self
 
     @property
     def is_whole(self) -> bool:
         """True if the spec identifies the model's weights."""
-        return self.weights is not None or self.version is not None
+        return self.weights is not None or self.version is not None or is_path(self.model)
+
+
+class OwnSpec(Spec):
+    """The architecture of an external model, trained by memlib as its own trainer would train it."""
+
+    kind: Literal["own"]
+    model: str = Field(pattern=NAMED)
+    """As `trained.model`: a factory, which is called for each model, with random weights; a file of a fitted classifier,
+    whose settings are used; or a folder of transformers, whose configuration is used."""
+    options: dict[str, Any] = Field(default={})
+    """Keyword arguments of the factory (plain JSON)."""
+    version: str | None = None
+    """Part of the content key; by default the digest of the factory's module and of what it imports from its folder."""
+    inputs: Literal["unit", "imagenet", "raw"] = "unit"
+    """Scale of the model's inputs, as in `trained`."""
+    outputs: Literal["logits", "probabilities"] = "logits"
+    """Type of the model's outputs, as in `trained`."""
+    classes: tuple[Annotated[int, Field(ge=0, lt=MOST_EXAMPLES)], ...] | None = None
+    """Index of the model's output for each class of the data, as in `trained`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, content: Any) -> Any:
+        return {"kind": "own", "model": content} if isinstance(content, str) else content
+
+    @property
+    def given(self) -> ExternalClassifierSpec:
+        """The untrained model."""
+        return ExternalClassifierSpec.model_validate(self.model_dump(exclude={"kind"}))
 
 
 def check_numbers(source: SourceSpec, models: Iterable[ExternalClassifierSpec | None]) -> None:

@@ -36,6 +36,7 @@ NOT_FOLLOWED = {
     "score_dossier": "the cells of dossiers are followed, each by itself",
     "score_setting": "a part of score",
     "score_sweep": "the cells of sweeps are followed, each by itself",
+    "train_own": "no shipped recipe has the architecture of an external model",
     "train_subset": "a part of train_subsets",
 }
 """Stages whose keys are not pinned, and why."""

@@ -46,6 +46,11 @@ class Audited:
     norms: NDArray[np.float64] | None = field(default=None, kw_only=True)
     copies: Copies | None = field(default=None, kw_only=True)  #: copies of members; None: there are none.
 
+    @property
+    def has_memorization(self) -> bool:
+        """True if models that were trained on an example can be compared with others."""
+        return self.has_classes and len(self.inside) > 0
+
     @cached_property
     def units(self) -> Units:
         """The examples, or persons, whose membership is audited."""
@@ -217,7 +222,7 @@ class Audited:
     @property
     def has_influence(self) -> bool:
         """True if there are pairs to examine."""
-        return self.has_classes and bool(len(self.examined)) and bool(self.held_out.num_rows)
+        return self.has_memorization and bool(len(self.examined)) and bool(self.held_out.num_rows)
 
     def withdrawn(self) -> "Audited":
         """Return the audit without tests of the target, for a declared random draw that is contradicted."""

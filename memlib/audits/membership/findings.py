@@ -46,7 +46,7 @@ def summarize(audited: Audited, more: list[Finding]) -> pa.Table:
     rows.append(_utility(audited))
     rows += _model_rows(audited)
     rows += _levels(audited)
-    rows += _memorization_rows(audited) if audited.has_classes else []
+    rows += _memorization_rows(audited) if audited.has_memorization else []
     rows += more
     if not audited.is_tested:
         rows = [untested(row) if row.family in HEADLINES else row for row in rows]

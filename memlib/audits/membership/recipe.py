@@ -12,6 +12,7 @@ from memlib.specs import (
     ExternalClassifierSpec,
     HoldOutSpec,
     OutputsSpec,
+    OwnSpec,
     Spec,
     TableSource,
     TrainingSpec,
@@ -19,7 +20,7 @@ from memlib.specs import (
 from memlib.specs.base import MOST_DRAWS, MOST_MODELS, MOST_NUMBER, MOST_PIXELS, MOST_SEED, source_of
 from memlib.specs.external import WithMembers
 from memlib.specs.level import LevelSpec
-from memlib.specs.observing import WEIGHTLESS, check_numbers
+from memlib.specs.observing import WEIGHTLESS, check_numbers, is_estimator_file, is_path
 from memlib.specs.question import PageSpec
 
 MEMBERS, PRIVACY = "members", "privacy"
@@ -39,21 +40,33 @@ SLICES, COLUMNS = "slices", "hidden columns"  # families of tests of their own; 
 ALL_MODELS = "all models"  # the family of the tests over all models; no headline, as it is about the auditor's models, too
 AttackName = Literal["lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap", "trajectory"]
 ATTACKS: tuple[AttackName, ...] = ("lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap")
+SHADOWLESS = ("loss", "gap")  # attacks that need no shadow model
+FEWEST_SHADOWS = 4  # of attacks that fit a law to shadow models
 Drawn = Literal["coins", "fixed", "unknown"]
 
 
 def _kind_of(given: Any) -> Any:
+    if isinstance(given, str):
+        return "own"
     kind = given.get("kind") if isinstance(given, dict) else getattr(given, "kind", None)
-    return "classifier" if kind in (None, "classifier") else "estimator"
+    return {None: "classifier", "classifier": "classifier", "own": "own"}.get(kind, "estimator")
 
 
 AuditedModelSpec = Annotated[
-    Annotated[ClassifierSpec, Tag("classifier")] | Annotated[EstimatorSpec, Tag("estimator")],
+    Annotated[ClassifierSpec, Tag("classifier")]
+    | Annotated[EstimatorSpec, Tag("estimator")]
+    | Annotated[OwnSpec, Tag("own")],
     Discriminator(
         _kind_of, custom_error_type="model", custom_error_message="a model is a mapping, such as {kind: forest, trees: 100}"
     ),
 ]
-"""A network or an estimator of scikit-learn; a recipe without a kind specifies a network."""
+"""A network or an estimator of scikit-learn; a recipe without a kind specifies a network, and a text the architecture of an
+external model, package.module:factory."""
+
+
+def _loads_itself(trained: Mapping[str, Any], content: Mapping[str, Any]) -> bool:
+    """Return whether a factory gives a trained network, from whose weights a shadow model must not start."""
+    return content.get("training") is not None and trained.get("weights") is None and not is_path(str(trained.get("model")))
 
 
 def is_of_texts(content: Any) -> bool:
@@ -80,8 +93,9 @@ class QueriesSpec(Spec):
 class ShadowsSpec(Spec):
     """Shadow models: trained like the target, each on its own random part of the pool."""
 
-    count: int = Field(default=64, ge=4, le=MOST_MODELS)
-    """Number of shadow models. A larger set contains every smaller one: only the additional models are trained."""
+    count: int = Field(default=64, ge=0, le=MOST_MODELS)
+    """Number of shadow models. A larger set contains every smaller one: only the additional models are trained. 0: none, for
+    the attacks loss and gap on an external target; other attacks need four or more."""
     share: float = Field(default=0.5, gt=0, lt=1)
     """Probability that an example (with `split.group`: a person) is in the training set of a model. For an external model,
     give the share that it was trained on, so that the training sets are as large as its own; epsilon needs fair coins
@@ -210,8 +224,9 @@ class Recipe(Spec):
     split: HoldOutSpec = HoldOutSpec()
     """The pool from which training sets are drawn (`train_per_class`; by default all examples), examples for early stopping,
     and held-out examples, on which the influence of memorized examples is measured."""
-    model: AuditedModelSpec
-    """The target's architecture, or the kind of estimator."""
+    model: AuditedModelSpec | None = None
+    """The target's architecture, or the kind of estimator. By default that of `target.trained`, whose factory is called for
+    each shadow model; without shadow models it is not needed."""
     training: TrainingSpec | None = None
     """Training of a network; estimators have none."""
     target: TargetSpec = TargetSpec()
@@ -222,6 +237,21 @@ class Recipe(Spec):
     """A claim of differential privacy that is tested."""
     report: ReportSpec = ReportSpec()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_own_model(cls, content: Any) -> Any:
+        """Fill in the architecture of the shadow models where the target's own is meant."""
+        if cls.reads_texts or not isinstance(content, Mapping) or content.get("model") is not None:
+            return content
+        target = content.get("target")
+        trained = target.get("trained") if isinstance(target, Mapping) else getattr(target, "trained", None)
+        if isinstance(trained, ExternalClassifierSpec):
+            trained = trained.model_dump()
+        if not isinstance(trained, Mapping) or _loads_itself(trained, content):
+            return content
+        kept = {name: trained[name] for name in OwnSpec.model_fields if trained.get(name) is not None and name != "version"}
+        return {**content, "model": {**kept, "kind": "own"}}
+
     @model_validator(mode="after")
     def _is_whole(self) -> "Recipe":
         check_numbers(self.data.source, [self.target.trained])
@@ -230,12 +260,7 @@ class Recipe(Spec):
         return self
 
     def _problems(self) -> Iterator[str]:
-        if isinstance(self.model, ClassifierSpec) != (self.training is not None):
-            yield (
-                "a network needs training; add it"
-                if self.training is None
-                else f"training is for networks, not for a {self.model.kind}; remove it"
-            )
+        yield from self._model_problems()
         training = self.training
         if training is not None and training.objective.kind != "supervised":
             yield f"training.objective {training.objective.kind} does not train a classifier; use supervised"
@@ -243,8 +268,9 @@ class Recipe(Spec):
             yield "training.batch_size is missing; set it, as training sets drawn by coins differ in size"
         if self.score.headline not in self.score.attacks:
             yield f"score.headline {self.score.headline} is not in score.attacks ({', '.join(self.score.attacks)}); add it"
-        if (self.queries.flip or self.queries.shift) and not isinstance(self.model, ClassifierSpec):
-            yield f"queries are for images, but a {self.model.kind} is queried once per example; remove queries"
+        if (self.queries.flip or self.queries.shift) and not self.are_nets:
+            kind = "model without shadow models" if self.model is None else self.model.kind
+            yield f"queries are for images, but a {kind} is queried once per example; remove queries"
         if self.queries.count > 1 and self.target.outputs is not None:
             yield "target.outputs holds one answer per example; remove queries"
         if self.follows and (self.target.is_external or training is None or not training.earlier_epochs):
@@ -265,6 +291,38 @@ class Recipe(Spec):
                 "remove privacy, or set shadows.share to 0.5"
             )
         yield from self._column_problems()
+
+    def _model_problems(self) -> Iterator[str]:
+        """Yield problems with the shadow models and with their training."""
+        model, training, count = self.model, self.training, self.shadows.count
+        if isinstance(model, ClassifierSpec) and training is None:
+            yield "a network needs training; add it"
+        if training is not None and model is not None and not self.are_nets:
+            yield f"training is for networks, not for a {model.kind}; remove it"
+        if not count and not self.target.is_external:
+            yield "shadows.count is 0, but a model that memlib trains is compared with others; give 4 or more"
+        if isinstance(model, OwnSpec) and not self.target.is_external and self.data.source.holds == "tables":
+            yield f"model {model.model} on a table needs an external target; give target.trained or target.outputs"
+        if model is None and (count or training is not None):
+            yield (
+                "the recipe lacks model, by which shadow models are trained: name one like the target's, such as "
+                "{kind: forest}, or a factory, my_package.models:build, with random weights; or set "
+                "shadows.count to 0 and score.attacks to [loss, gap]"
+            )
+        needing = [name for name in self.score.attacks if name not in SHADOWLESS]
+        if needing and count < FEWEST_SHADOWS:
+            yield (
+                f"the attack {needing[0]} needs {FEWEST_SHADOWS} shadow models or more, but shadows.count is {count}; raise "
+                "it, or leave the attack out of score.attacks"
+            )
+
+    @property
+    def are_nets(self) -> bool:
+        """True if the shadow models are networks: an own factory without training fits estimators."""
+        model = self.model
+        if isinstance(model, OwnSpec):
+            return self.training is not None and not is_estimator_file(model.model)
+        return isinstance(model, ClassifierSpec)
 
     def _column_problems(self) -> Iterator[str]:
         """Yield problems with the columns that the scores name."""

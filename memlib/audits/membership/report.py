@@ -35,6 +35,7 @@ from memlib.report.page import (
     meaning_of,
 )
 from memlib.report.spreadsheet import columns_of, of_curves
+from memlib.specs import OwnSpec
 
 DASHES: Sequence[Any] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 2)), (0, (1, 3)))
 """Dashes of the attacks' curves: colours alone do not tell seven curves apart."""
@@ -156,7 +157,8 @@ def _model(recipe: Recipe) -> str:
         return getattr(target.trained, "model", "") or getattr(target.trained, "path", "")
     if target.outputs is not None:
         return "an external model, by its outputs"
-    return getattr(recipe.model, "architecture", recipe.model.kind)
+    model = recipe.model
+    return getattr(model, "architecture", "") or getattr(model, "model", "") or getattr(model, "kind", "")
 
 
 def as_declared(recipe: Recipe) -> str:
@@ -517,14 +519,25 @@ def _likeness_table(measures: Findings) -> TableView:
     return TableView(("target (shadow models)", *names), rows, data=measures)
 
 
+def _settings(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings of the shadow models' architecture; of the target's own, those that are given."""
+    if recipe.model is None:
+        return {"": "none"}
+    found = recipe.model.model_dump(mode="json")
+    is_own = isinstance(recipe.model, OwnSpec)
+    return {name: value for name, value in found.items() if not is_own or value not in (None, {})}
+
+
 def _facts(recipe: Recipe, sizes: Mapping[str, int], findings: Findings) -> Mapping[str, str]:
     """Return the facts about the run for the last section."""
     training = recipe.training
     noun = "documents" if recipe.reads_texts else "examples"
     facts = {
         "pool": f"{sizes[TRAIN]:,} {noun}" + (f"; {sizes[HELD_OUT]:,} held out" if sizes[HELD_OUT] else ""),
-        "model": ", ".join(f"{key} {value}" for key, value in recipe.model.model_dump(mode="json").items() if key != "kind"),
-        "shadow models": f"{recipe.shadows.count}, each trained on an example with probability {recipe.shadows.share:g}",
+        "model": ", ".join(f"{key} {value}" for key, value in _settings(recipe).items() if key != "kind"),
+        "shadow models": f"{recipe.shadows.count}, each trained on an example with probability {recipe.shadows.share:g}"
+        if recipe.shadows.count
+        else "none",
         "queries": str(recipe.queries.count),
         "tests": f"level {recipe.score.level:g}, {recipe.score.redraws:,} redraws of the coins"
         if findings.tests(MEMBERS)

@@ -11,18 +11,21 @@ from numpy.typing import NDArray
 
 from memlib.audits.membership.recipe import QueriesSpec
 from memlib.data.images.stored import are_images
-from memlib.data.splits import HELD_OUT, TRAIN, column
-from memlib.data.stages import Seen, TrainingData
+from memlib.data.splits import HELD_OUT, TRAIN, VALIDATION, column
+from memlib.data.stages import Seen, TrainingData, rows_of
 from memlib.data.subsets import Subsets
+from memlib.errors import UserError
 from memlib.observe.models import Trained, load_any, model_key, nets_in
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
-from memlib.specs import EstimatorSpec, ExternalClassifierSpec
+from memlib.specs import EstimatorSpec, ExternalClassifierSpec, TrainingSpec
 from memlib.store import Attempt, Ref
 from memlib.training.fit import Train
 
 if TYPE_CHECKING:
     import torch
+
+    from memlib.models.external.own import Trained as Net
 
 FILES = ("odds.npy", "correct.npy", "held_out_correct.npy")
 EARLIER = "earlier.npy"
@@ -85,6 +88,11 @@ class Answers:
         earlier = None if self.earlier is None else self.earlier[:, :, listed]
         return Answers(self.odds[:, :, listed], self.correct[:, listed], self.held_out, earlier)
 
+    @property
+    def none(self) -> Answers:
+        """The answers of no model on the same examples."""
+        return Answers(self.odds[:0], self.correct[:0], self.held_out[:0], None if self.earlier is None else self.earlier[:0])
+
     @classmethod
     def joined(cls, parts: Sequence[Answers]) -> Answers:
         """Return the answers of all models of several artifacts."""
@@ -123,6 +131,103 @@ class FitEstimators(Stage[Answers]):
             parts.append(answers_of([scores[0]], scores[1], data))
             attempt.progress(place + 1, len(self.seeds))
         Answers.joined(parts).write(attempt)
+
+    @classmethod
+    def open(cls, artifact: Artifact[Answers]) -> Answers:
+        """Return the answers."""
+        return Answers.read(artifact)
+
+
+@dataclass(frozen=True)
+class TrainOwn(Stage[Answers]):
+    """Train models of an external target's architecture, each on its own subset of the pool; only their answers are stored,
+    so that no stored file decides which code is run."""
+
+    declared: ClassVar[Declared] = Declared("train_own", 1)
+    title: ClassVar[str] = "train models like the target"
+    place: ClassVar[Place] = "anywhere"
+
+    subsets: Subsets  #: the training sets.
+    model: ExternalClassifierSpec  #: the untrained model.
+    training: TrainingSpec | None  #: the training of a network; None for an estimator.
+    seeds: tuple[int, ...]  #: seed of each model.
+    queries: QueriesSpec  #: the variants of each image.
+
+    @property
+    def label(self) -> str:
+        """The first and the last model."""
+        return self.subsets.label
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """Training, seeds, coins and queries."""
+        training = None if self.training is None else self.training.model_dump(mode="json")
+        queries = self.queries.model_dump(mode="json")
+        return {"training": training, "seeds": list(self.seeds), "queries": queries, **self.subsets.spec}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The examples, their roles and the model."""
+        return {**self.subsets.inputs, "model": model_key(self.model)}
+
+    @property
+    def units(self) -> float:
+        """The number of models times that of epochs."""
+        return float(len(self.seeds) * (1 if self.training is None else self.training.epochs))
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Train the models and write their answers."""
+        from memlib.models.external.own import Trained as Net
+        from memlib.models.external.own import untrained
+
+        parts = []
+        for place, seed in enumerate(self.seeds):
+            model = untrained(self.model, self.subsets.data.num_classes, seed=seed)
+            is_net = isinstance(model, Net)
+            if is_net != (self.training is not None):
+                raise UserError(
+                    f"{self.model.model} is a network, whose training the recipe lacks; add training"
+                    if is_net
+                    else f"{self.model.model} is a {type(model).__name__}, which is fitted at once; remove training"
+                )
+            parts.append(self._of_net(model, place, seed, device) if is_net else self._of_estimator(model, place))
+            attempt.progress(place + 1, len(self.seeds))
+        Answers.joined(parts).write(attempt)
+
+    def _of_net(self, model: Net, place: int, seed: int, device: torch.device) -> Answers:
+        from memlib.objectives import build_objective
+        from memlib.observe.models import single
+        from memlib.observe.outputs import class_scores
+        from memlib.training.augment import prepare
+        from memlib.training.loop import Training, TrainingSet, Worker
+
+        assert self.training is not None
+        data, training = self.subsets.data, self.training.model_copy(update={"seed": seed})
+        stopping = None
+        if training.patience is not None:
+            stopping = TrainingSet(data.images, *rows_of(data.splits, VALIDATION))
+        run = Training(
+            model, build_objective(training.objective), TrainingSet(data.images, *self.subsets.seen_by(place)), training,
+            input_size=data.images.shape[1], worker=Worker(device=device), validation=stopping,
+        )  # fmt: skip
+        run.run()
+        forward = single(run.model, device)
+        pool, held_out = (data.images[column(data.members(role), "row")] for role in (TRAIN, HELD_OUT))
+        nothing = np.zeros((1, 0, data.num_classes), dtype=np.float32)
+        *by_query, of_held_out = [
+            class_scores(forward, each, num_nets=1, device=device, take=prepare) if len(each) else nothing
+            for each in (*variants(pool, self.queries), held_out)
+        ]
+        return answers_of(by_query, of_held_out, data)
+
+    def _of_estimator(self, model: Any, place: int) -> Answers:
+        from memlib.models.external.own import fit_own
+
+        data, (rows, labels) = self.subsets.data, self.subsets.seen_by(place)
+        points = flat_points(data)
+        fitted = fit_own(model, self.model, points[rows], labels, data.num_classes)
+        scores = [fitted.class_scores(points[column(data.members(role), "row")])[None] for role in (TRAIN, HELD_OUT)]
+        return answers_of([scores[0]], scores[1], data)
 
     @classmethod
     def open(cls, artifact: Artifact[Answers]) -> Answers:

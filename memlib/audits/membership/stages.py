@@ -102,7 +102,7 @@ class Score(ScoresStage):
         more = [*control_findings(audited, checks), *self._details(audited)]
         write_table(summarize(audited, more), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(unit_rows(audited), UNITS, attempt.path(UNITS_FILE))
-        if audited.has_classes:
+        if audited.has_memorization:
             write_table(example_rows(audited), EXAMPLES, attempt.path(EXAMPLES_FILE))
         write_table(model_rows(audited), MODELS, attempt.path(MODELS_FILE))
         write_table(curves(audited), CURVES, attempt.path(CURVES_FILE))
@@ -120,8 +120,9 @@ class Score(ScoresStage):
     def audited(self) -> Audited:
         """Return the pool with all answers; for an external target, only the examples that the owner's list names."""
         rows = self.data.members(TRAIN)
-        inside = np.concatenate([subsets.inside for subsets in self.shadows])
-        target, shadows = self.target.content, Answers.joined([answers.content for answers in self.answers])
+        target, none = self.target.content, np.zeros((0, rows.num_rows), dtype=np.bool_)
+        inside = np.concatenate([none, *(subsets.inside for subsets in self.shadows)])
+        shadows = Answers.joined([target.none, *(answers.content for answers in self.answers)])
         if self.members is None:
             own = Subsets(self.data, (TARGET,), self.recipe.shadows.share, self.recipe.shadows.seed).inside[0]
             listed = np.ones(len(own), dtype=bool)
@@ -183,6 +184,8 @@ def comparable(target: Answers, shadows: Answers, decimals: int | None) -> tuple
     """
     if decimals is not None:
         shadows = replace(shadows, odds=rounded(shadows.odds.astype(np.float64), decimals).astype(np.float32))
+    if not len(shadows.odds):
+        return target, shadows
     within = np.clip(target.odds, shadows.odds.min(), shadows.odds.max())
     return replace(target, odds=within), shadows
 

@@ -67,6 +67,8 @@ def limits(recipe: Recipe) -> Iterator[str]:
         )
     if recipe.reads_texts:
         yield from _text_limits(recipe)
+    elif not recipe.shadows.count:
+        yield "there are no shadow models, so only the attacks loss and gap are made, and little memory is found"
     elif recipe.shadows.count < FEW_SHADOWS:
         yield f"{recipe.shadows.count} shadow models say little of single examples: raise shadows.count"
     without = recipe.shadows.count * (1 - recipe.shadows.share)

@@ -8,7 +8,18 @@ from typing import Any
 
 from memlib.errors import UserError
 from memlib.identity import canonical_json, file_digest
-from memlib.models.hugging import ENCODER, MODEL, OPEN_CLIP, adapter_files, check_folder, read_json
+from memlib.models.external.estimator_files import read_estimator
+from memlib.models.hugging import (
+    CLASSIFIER,
+    ENCODER,
+    MODEL,
+    OPEN_CLIP,
+    adapter_files,
+    check_folder,
+    loading,
+    read_json,
+    transformers_for,
+)
 from memlib.pipeline.user_code import load, source_file, version_of
 from memlib.specs import ExternalClassifierSpec, HuggingFaceSpec, ProtocolSpec
 from memlib.specs.encoders import (
@@ -20,16 +31,22 @@ from memlib.specs.encoders import (
     TorchvisionEncoder,
     TransformersEncoder,
 )
+from memlib.specs.observing import is_path
 
 NOT_READ = (".bin", ".pt", ".pth", ".md")  # files of a Hugging Face folder that are never read
 
 
-def made(spec: ExternalClassifierSpec | ProtocolSpec | FactoryEncoder) -> Any:
-    """Call the user's factory and return its result.
+def made(spec: ExternalClassifierSpec | ProtocolSpec | FactoryEncoder, *, is_trained: bool = True) -> Any:
+    """Call the user's factory and return its result; or read the model that a file or a folder holds.
+
+    Args:
+        is_trained: whether a folder's model has the weights of the folder; a factory's has those that it gives.
 
     Raises:
-        UserError: when the factory cannot be found or fails.
+        UserError: when the factory cannot be found or fails, or the file or folder cannot be read.
     """
+    if isinstance(spec, ExternalClassifierSpec) and is_path(spec.model):
+        return read_estimator(spec.model) if Path(spec.model).is_file() else _image_classifier(spec.model, is_trained)
     factory = load(spec.model)
     try:
         return factory(**spec.options)
@@ -39,6 +56,19 @@ def made(spec: ExternalClassifierSpec | ProtocolSpec | FactoryEncoder) -> Any:
         raise UserError(f"{spec.model} failed with {spec.options}: {type(error).__name__}: {error}") from error
 
 
+def _image_classifier(folder: str, is_trained: bool) -> Any:
+    """Return an image classifier of transformers, with the folder's weights or with random weights."""
+    if not Path(folder).is_dir():
+        raise UserError(f"there is no file or folder {folder}; trained.model is package.module:factory, a file or a folder")
+    transformers = transformers_for(folder, CLASSIFIER)
+    kind = transformers.AutoModelForImageClassification
+    with loading(folder, CLASSIFIER):
+        if is_trained:
+            return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_safetensors=True)
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return kind.from_config(config, trust_remote_code=False)
+
+
 def external_digest(spec: ExternalClassifierSpec | ProtocolSpec | FactoryEncoder, *weights: str) -> str:
     """Return the digest, for use in keys, of a model's weights, its settings, and its factory's version or source code.
 
@@ -46,16 +76,24 @@ def external_digest(spec: ExternalClassifierSpec | ProtocolSpec | FactoryEncoder
         UserError: when there is neither version nor readable source code, or a file of weights is missing.
     """
     version = spec.version
+    if isinstance(spec, ExternalClassifierSpec) and is_path(spec.model):
+        used = spec.model_dump(mode="json", exclude={"model", "version"})
+        is_folder = Path(spec.model).is_dir()
+        return canonical_json([used, _folder_digest(spec.model, CLASSIFIER) if is_folder else _digest_of(spec.model)])
     if version is None:
         source = source_file(spec.model) or _source_of(load(spec.model))
         if source is None:
             raise UserError(f"the source of {spec.model} cannot be read; declare a version")
         version = version_of(spec.model.partition(":")[0], Path(source))
-    for path in weights:
-        if not Path(path).is_file():
-            raise UserError(f"there is no file {path}")
+    digests = [_digest_of(path) for path in weights]
     used = spec.model_dump(mode="json", exclude={"weights", "files", "version"})
-    return canonical_json([used, version, [file_digest(Path(path)) for path in weights]])
+    return canonical_json([used, version, digests])
+
+
+def _digest_of(path: str) -> str:
+    if not Path(path).is_file():
+        raise UserError(f"there is no file {path}")
+    return file_digest(Path(path))
 
 
 def _source_of(factory: Any) -> str | None:

@@ -5,14 +5,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from memlib.audits.membership.recipe import ClaimSpec, Config, Recipe, ShadowsSpec, TargetSpec
+from memlib.audits.membership.recipe import FEWEST_SHADOWS, ClaimSpec, Config, Recipe, ShadowsSpec, TargetSpec
 from memlib.specs import AnyLanguageSpec, HoldOutSpec, HuggingFaceSpec, LanguageSpec, PretrainedSpec, TextSpec
 from memlib.specs.base import MOST_EXAMPLES, MOST_MODELS
 
 DocumentAttack = Literal["ratio", "min_k", "zlib", "loss", "lira", "lira_offline", "rmia", "rmia_offline"]
 ATTACKS: tuple[DocumentAttack, ...] = ("ratio", "min_k", "zlib", "loss")
 OF_SHADOWS = ("lira", "lira_offline", "rmia", "rmia_offline")
-FEWEST_SHADOWS = 4  # of attacks that fit a law to shadow models
 
 
 class DocumentsShadowsSpec(ShadowsSpec):

@@ -1,0 +1,97 @@
+"""Files of fitted classifiers: what scikit-learn saves is read, and nothing else of a pickle is."""
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.svm import SVC
+
+from memlib.errors import UserError
+from memlib.models.external.estimator_files import read_estimator
+
+RNG = np.random.default_rng(0)
+LABELS = np.array(["benign", "malignant"], dtype=object)[np.arange(60) % 2]
+POINTS = RNG.normal(size=(60, 3)) + (LABELS == "benign")[:, None]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        RandomForestClassifier(3, random_state=np.random.RandomState(0)), HistGradientBoostingClassifier(max_iter=3),
+        GradientBoostingClassifier(n_estimators=3), LogisticRegression(), GaussianNB(), KNeighborsClassifier(algorithm="kd_tree"),
+        MLPClassifier((4,), max_iter=500), make_pipeline(StandardScaler(), LogisticRegression()),
+    ],
+    ids=lambda model: type(model).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("ending", [".joblib", ".pkl"])
+def test_a_classifier_that_scikit_learn_saved_answers_as_before(tmp_path: Path, model: Any, ending: str) -> None:
+    path = tmp_path / f"model{ending}"
+    model.fit(POINTS, LABELS)
+    if ending == ".pkl":
+        path.write_bytes(pickle.dumps(model))
+    else:
+        joblib.dump(model, path, compress=3)
+    assert np.array_equal(read_estimator(str(path)).predict_proba(POINTS), model.predict_proba(POINTS))
+
+
+class Runs:
+    """An object whose unpickling runs a command."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_code_in_a_pickle_does_not_run(tmp_path: Path) -> None:
+    trap, path = tmp_path / "trap", tmp_path / "model.joblib"
+    hidden = np.array([Runs(trap)], dtype=object)  # joblib opens a pickle of its own for such arrays
+    inner = make_pipeline(FunctionTransformer(kw_args={"a": Runs(trap)}), SVC())
+    for content in (Runs(trap), hidden, inner, {"model": [Runs(trap)]}):
+        joblib.dump(content, path)
+        with pytest.raises(UserError, match="no class of scikit-learn"):
+            read_estimator(str(path))
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    "named", ["sklearn.utils._testing TempMemmap", "sklearn.datasets load_files", "sklearn.base os.system", "numpy load"]
+)
+def test_functions_and_writing_classes_of_the_libraries_are_not_called(tmp_path: Path, named: str) -> None:
+    module, name = named.split()
+    path = tmp_path / "model.pkl"
+    path.write_bytes(b"\x80\x04c" + f"{module}\n{name}\n".encode() + b"(tR.")
+    with pytest.raises(UserError, match="no class of scikit-learn"):
+        read_estimator(str(path))
+
+
+def test_a_file_without_a_classifier_is_refused(tmp_path: Path) -> None:
+    joblib.dump(StandardScaler().fit(POINTS), tmp_path / "scaler.joblib")
+    (tmp_path / "text.joblib").write_text("no pickle")
+    for name, said in (("scaler", "has no predict_proba"), ("text", "cannot read the classifier"), ("none", "No such file")):
+        with pytest.raises(UserError, match=said) as found:
+            read_estimator(str(tmp_path / f"{name}.joblib"))
+        assert "\n" not in str(found.value)
+
+
+def test_settings_of_an_xgboost_file_are_those_of_its_training(tmp_path: Path) -> None:
+    xgboost = pytest.importorskip("xgboost")
+    model = xgboost.XGBClassifier(n_estimators=7, max_depth=2, learning_rate=0.2, reg_lambda=3.0)
+    model.fit(POINTS, (LABELS == "benign").astype(int))
+    model.save_model(tmp_path / "model.json")
+    read = read_estimator(str(tmp_path / "model.json"))
+    wanted = {"n_estimators": 7, "max_depth": 2, "learning_rate": 0.2, "reg_lambda": 3.0}
+    assert {name: pytest.approx(read.get_params()[name]) for name in wanted} == wanted
+    assert np.allclose(read.predict_proba(POINTS), model.predict_proba(POINTS))
