@@ -15,6 +15,7 @@ IMAGES: frozenset[Kind] = frozenset({"images"})
 TABLES: frozenset[Kind] = frozenset({"tables"})
 PAIRS: frozenset[Kind] = frozenset({"pairs"})
 TEXTS: frozenset[Kind] = frozenset({"texts"})
+IDS: frozenset[Kind] = frozenset({"ids"})
 LABELLED: frozenset[Kind] = frozenset({"images", "tables", "points"})
 ALL = LABELLED | PAIRS | TEXTS
 WEIGHTS: frozenset[Access] = frozenset({"weights"})

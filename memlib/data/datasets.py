@@ -32,7 +32,7 @@ from memlib.data.images.intensities import Scaled
 from memlib.data.images.packed import NpzImages, ParquetImages
 from memlib.data.joined import Joined
 from memlib.data.labels import Labelled
-from memlib.data.tables.source import Table
+from memlib.data.tables.source import Ids, Table
 from memlib.errors import DataError
 from memlib.pipeline.user_code import load, version_of
 from memlib.specs import ImportSource, IntensitySpec, LabelsSpec, PlainSource, SourceSpec, TorchvisionSource
@@ -42,6 +42,7 @@ from memlib.specs.data import (
     CaptionedScenesSource,
     CsvSource,
     DigitsSource,
+    IdsSource,
     ImageFolderSource,
     JoinedSource,
     NpzSource,
@@ -94,6 +95,8 @@ def _open(spec: PlainSource) -> Source:
             return CsvImages(spec)
         case TableSource():
             return Table(spec)
+        case IdsSource():
+            return Ids(spec)
         case ImportSource():
             return import_source(spec)
     assert_never(spec)

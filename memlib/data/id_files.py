@@ -9,6 +9,8 @@ from memlib.data.opening import content_of, read_parquet, reason
 from memlib.data.tables.columns import check_ids, check_once, ids_of, read_csv
 from memlib.errors import DataError
 
+ALSO = {"example_id": "id", "group": "person"}  # columns, and how they may be called as well
+
 
 def said_of_examples(path: str, column: str, *, setting: str, id_column: str = "example_id") -> dict[str, str]:
     """Return the values that a file assigns to examples, by example id.
@@ -17,7 +19,7 @@ def said_of_examples(path: str, column: str, *, setting: str, id_column: str = "
         path: local path or URL of a CSV or Parquet file with the columns `id_column` and `column`.
         column: column that holds the values; empty cells are skipped.
         setting: recipe key that names the file; used in messages.
-        id_column: column that holds the example ids.
+        id_column: column that holds the example ids. The columns example_id and group may be called id and person.
 
     Raises:
         DataError: when the file cannot be read, lacks a column, or gives an example two different values.
@@ -33,6 +35,10 @@ def said_of_examples(path: str, column: str, *, setting: str, id_column: str = "
         raise
     except (ValueError, csv.Error, pa.ArrowException) as error:
         raise DataError(f"cannot read {setting} {path} ({reason(error)})") from error
+    id_column, column = (
+        ALSO[name] if name not in table.column_names and ALSO.get(name) in table.column_names else name
+        for name in (id_column, column)
+    )
     check_once(table.column_names, [id_column, column], path)
     ids = check_ids(ids_of(table[id_column], f"{path}: {id_column}"), f"{path}: {id_column}")
     said = table[column].cast(pa.string()) if pa.types.is_boolean(table[column].type) else table[column]

@@ -55,7 +55,9 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Supp
     named = dict(zip(members["label"].to_pylist(), members["class_name"].to_pylist(), strict=True))
     table = _read(spec, [named.get(label, str(label)) for label in range(num_classes)])
     where = f"{spec.path}: {spec.id_column}"
-    ids = check_ids(ids_of(table[spec.id_column], where), where)
+    ids = [f"{row:07d}" for row in range(table.num_rows)]
+    if spec.id_column is not None:
+        ids = check_ids(ids_of(table[spec.id_column], where), where)
     place = {name: row for row, name in enumerate(ids)}
     if len(place) < len(ids):
         raise UserError(
@@ -74,6 +76,8 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Supp
     rows = [place[name] for name in wanted]
     if spec.label_column is not None:
         _check_labels(spec, table, rows, members)
+    if spec.kind == "scores":
+        return _of_scores(spec, table.take(rows))
     if spec.kind == "losses":
         return _of_losses(spec, table.take(rows), members, num_classes)
     lists = table[spec.scores_column].to_pylist()
@@ -97,6 +101,17 @@ def read_outputs(spec: OutputsSpec, members: pa.Table, num_classes: int) -> Supp
     _refuse_decisions(spec, scores, largest)
     _refuse_other_order(spec, scores, members)
     return SuppliedOutputs(np.log(np.maximum(scores, 1e-30)), scores, digest)
+
+
+def _of_scores(spec: OutputsSpec, table: pa.Table) -> SuppliedOutputs:
+    """Return scores of any attack, (num_examples, 1), larger for members."""
+    values = table[spec.scores_column].to_numpy().astype(np.float64)
+    if not np.isfinite(values).all():
+        raise UserError(f"{spec.path}: {spec.scores_column} holds numbers that are not finite")
+    if np.ptp(values) == 0:
+        raise UserError(f"{spec.path}: {spec.scores_column} is {values[0]:g} in all rows, which tells nothing apart")
+    digest = hashlib.sha256(values.tobytes()).hexdigest()
+    return SuppliedOutputs((values if spec.larger == "members" else -values)[:, None], None, digest)
 
 
 def _of_losses(spec: OutputsSpec, table: pa.Table, members: pa.Table, num_classes: int) -> SuppliedOutputs:
@@ -128,14 +143,14 @@ def _open(spec: OutputsSpec) -> pa.Table:
     try:
         content = content_of(spec.path)
         if spec.path.lower().endswith(".csv"):  # ids such as 0012 are no numbers
-            options = pyarrow.csv.ConvertOptions(column_types={spec.id_column: pa.string()})
+            options = pyarrow.csv.ConvertOptions(column_types={spec.id_column: pa.string()} if spec.id_column else None)
             table = pyarrow.csv.read_csv(io.BytesIO(content), convert_options=options)
             table.validate(full=True)
         else:
             table = read_parquet(content, spec.path)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise UserError(f"cannot read outputs from {spec.path} ({reason(error)})") from error
-    if spec.id_column not in table.column_names:
+    if spec.id_column is not None and spec.id_column not in table.column_names:
         seen = ", ".join(table.column_names)
         raise UserError(
             f"{spec.path} has no column {spec.id_column!r} of ids; it has {seen}; name the right one in id_column"
@@ -145,14 +160,14 @@ def _open(spec: OutputsSpec) -> pa.Table:
 
 def _read(spec: OutputsSpec, classes: Sequence[str]) -> pa.Table:
     table = _open(spec)
-    if spec.scores_column not in table.column_names and spec.kind != "losses":
+    if spec.scores_column not in table.column_names and not spec.is_single:
         table = _with_scores(table, spec, classes)
-    wanted = [spec.id_column, spec.scores_column, *([spec.label_column] if spec.label_column else [])]
-    check_once(table.column_names, wanted, spec.path)
+    wanted = [spec.id_column, spec.scores_column, spec.label_column]
+    check_once(table.column_names, [name for name in wanted if name is not None], spec.path)
     kind = table.schema.field(spec.scores_column).type
-    if spec.kind == "losses":
+    if spec.is_single:
         if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)) or table[spec.scores_column].null_count:
-            raise UserError(f"{spec.path}: {spec.scores_column} must hold a loss in each row; it holds {kind}")
+            raise UserError(f"{spec.path}: {spec.scores_column} must hold a number in each row; it holds {kind}")
         return table
     if not _is_list(kind) or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
         raise UserError(f"{spec.path}: {spec.scores_column} must hold a list of numbers, one per class; it holds {kind}")

@@ -11,12 +11,14 @@ from typing import Any
 
 from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.audits.arrangement import resolved
+from memlib.audits.attacks import not_for
 from memlib.audits.base import Audit
 from memlib.errors import UserError
 from memlib.pipeline import user_code
 from memlib.recipes import RecipeError
 from memlib.recipes.files import load_recipe, origin_of, overridden, shipped_recipes, suggestion, validate
 from memlib.specs import Resources, Spec, merged
+from memlib.specs.base import Source
 
 AnyRecipe = str | PathLike[str] | Mapping[str, Any] | Spec
 """Name of a shipped recipe, path of a YAML file, or a recipe itself."""
@@ -59,6 +61,7 @@ class AuditRequest:
         source = partial(origin_of, named, changes)
         audit = _audit_of(content, f"recipe {named}" if named else "the recipe", expected, source)
         spec = validate(audit.schema(content), resolved(audit, content), origin=source)
+        _check_kind(audit, spec)
         if isinstance(resources, Resources):
             resources = resources.model_dump(mode="json", exclude_defaults=True)
         machines = merged(machines, dict(resources or {}))
@@ -73,6 +76,13 @@ class AuditRequest:
     def allow_code(self) -> None:
         """Let this process run the code that the recipe names, which the user, and not a store or a server, has given."""
         user_code.allow(user_code.modules_in(self.recipe.model_dump(mode="json")))
+
+
+def _check_kind(audit: Audit, recipe: Spec) -> None:
+    """Raise RecipeError if a recipe's data are of a kind to which its audit does not apply."""
+    source = getattr(getattr(recipe, "data", None), "source", None)
+    if isinstance(source, Source) and audit.attacks and source.holds not in audit.kinds:
+        raise RecipeError(f"the {audit.name} audit is {not_for(audit.kinds, {source.holds})}", "data.source.kind", "")
 
 
 def _audit_of(content: Mapping[str, Any], named: str, expected: str, source: Callable[[Sequence[str]], str]) -> Audit:

@@ -69,8 +69,9 @@ def _leaves(annotation: Any) -> Iterator[Any]:
             yield from _leaves(part)
 
 
-Kind = Literal["images", "pairs", "tables", "points", "texts"]
-"""Kinds of data: pictures, pictures with captions, rows with named columns, rows of coordinates alone, and text."""
+Kind = Literal["images", "pairs", "tables", "points", "texts", "ids"]
+"""Kinds of data: pictures, pictures with captions, rows with named columns, rows of coordinates alone, text, and examples of
+which ids and scores alone are known."""
 
 
 class Source(Spec):

@@ -309,6 +309,35 @@ class TableSource(Source):
         return "" if self.person_column is None else "^(.+)/"
 
 
+class IdsSource(Source):
+    """Examples of which only ids, classes and persons are read, one per row of a table (CSV, JSON Lines or Parquet): for
+    membership audits of scores that were computed elsewhere."""
+
+    whereabouts: ClassVar[frozenset[str]] = frozenset({"path"})
+    holds: ClassVar[Kind] = "ids"
+
+    kind: Literal["ids"]
+    path: str
+    """The file; local or s3://; CSV files ending in .xz, .gz and .bz2 are decompressed."""
+    id_column: str | None = None
+    """Column of unique example ids; by default the ids are row numbers."""
+    label_column: str | None = None
+    """Column of the class, within which members are compared with non-members; by default all are of one class."""
+    person_column: str | None = None
+    """Column of the person to whom a row belongs. Example ids are then <person>/<id>; keep a person's rows together with
+    group: {pattern: '^(.+)/'} in the split."""
+
+    @property
+    def states_ids(self) -> bool:
+        """True if the recipe names a column of ids."""
+        return self.id_column is not None
+
+    @property
+    def persons(self) -> str:
+        """The part of an example's id before its last slash, if the recipe names a column of persons."""
+        return "" if self.person_column is None else "^(.+)/"
+
+
 class ImportSource(Source):
     """A custom source: a function that returns an object with __len__, __getitem__ and class_names (or classes). Its items
     are pairs of an image and a class index, as in torchvision's data sets, or memlib's Examples, which also have ids and
@@ -354,6 +383,7 @@ _Plain = (
     | NpzSource
     | CsvSource
     | TableSource
+    | IdsSource
     | ImportSource
 )
 PlainSource = Annotated[_Plain, Field(discriminator="kind")]

@@ -17,19 +17,30 @@ class OutputsSpec(Spec):
     """A Parquet or CSV file with a model's outputs on the audited examples (in forgetting: the query data set D_Q), for a
     model that is not available itself."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"larger"})
+
     path: str
     """The file; local or s3://."""
-    id_column: str = "example_id"
-    """Column of example ids, as in the source (with the prefix <part>/ for a joined source)."""
+    id_column: str | None = "example_id"
+    """Column of example ids, as in the source (with the prefix <part>/ for a joined source). null: the rows are those of the
+    source in its order, and are called 0000000, 0000001, ..."""
     scores_column: str = "scores"
     """Column of lists with one number per class; for losses, a column of numbers. If it is missing, one column per class is
     read: named after the class, or p0, p1, ... in the order of the classes."""
     label_column: str | None = None
     """Column of the labels that the model's owner assigned to the examples; they are compared with those of the data."""
-    kind: Literal["probabilities", "logits", "losses"] = "probabilities"
+    kind: Literal["probabilities", "logits", "losses", "scores"] = "probabilities"
     """Type of the numbers. losses: one number per example, whatever the model's classes: the cross-entropy of its label in
     nats. The verdict uses only the ranks of losses, so any other loss serves as well (above 30, losses count alike); rho and
-    the distances hold for the cross-entropy alone."""
+    the distances hold for the cross-entropy alone. scores: one number per example, of any attack; for membership alone."""
+    larger: Literal["members", "nonmembers"] = "members"
+    """Of scores: the side to which larger numbers point. members: as confidences and log likelihoods do; nonmembers: as
+    losses, perplexities and distances do. State it before the scores are compared: trying both doubles the errors."""
+
+    @property
+    def is_single(self) -> bool:
+        """True if the file holds one number per example."""
+        return self.kind in ("losses", "scores")
 
 
 class ProbeSpec(Spec):

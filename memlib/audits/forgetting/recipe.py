@@ -43,6 +43,8 @@ class TargetSpec(Spec):
         given = [name for name in ("mix", "trained", "outputs") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of mix, trained and outputs, not {' and '.join(given) or 'none'}")
+        if self.outputs is not None and self.outputs.kind == "scores":
+            raise ValueError("outputs.kind scores is for membership; give losses, logits or probabilities")
         if self.trained is not None and not self.trained.is_whole:
             raise ValueError(WEIGHTLESS)
         return self

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memlib.audits.attacks import LABELLED, PROBABILITIES, TABLES, TEXTS, Attack, DataFacts, metric_begins
+from memlib.audits.attacks import IDS, LABELLED, PROBABILITIES, TABLES, TEXTS, Attack, DataFacts, metric_begins
 from memlib.audits.base import Audit, Judgement, Leak, Metric
 from memlib.audits.cells import CellSpec
 from memlib.audits.membership.answers import rankings
@@ -97,7 +97,7 @@ def _gate(run: Run, row: Finding, limit: float) -> Judgement | None:
 
 ATTACKS = (
     Attack(
-        "membership of single records or persons", LABELLED, "(i) membership inference",
+        "membership of single records or persons", LABELLED | IDS, "(i) membership inference",
         "outputs on chosen records, and the means to train models like the target", PROBABILITIES,
     ),
     Attack(

@@ -153,12 +153,17 @@ class Audited:
     @property
     def row_signals(self) -> Mapping[str, Signal]:
         """The signals of single examples, by attack."""
-        return {}
+        return self._given(self.target.odds[0, 0])
 
     @property
     def signals(self) -> Mapping[str, Signal]:
         """The scores of attacks that do not follow from log odds, by attack."""
-        return {}
+        return self._given(self.units.odds[0])
+
+    def _given(self, values: NDArray[np.float32]) -> Mapping[str, Signal]:
+        """Return the scores that the target's owner gives, which are no log odds; none if these are not given."""
+        none = np.zeros((0, len(values)))
+        return {"scores": Signal(values.astype(np.float64), none)} if self.recipe.reads_scores else {}
 
     @property
     def features(self) -> BlindFeatures | None:

@@ -124,7 +124,8 @@ def _features(ids: Sequence[str], data: TrainingData, source: Source) -> BlindFe
     """Return the features of examples of the pool."""
     index = data.shard.content.index
     places = pc.index_in(pa.array(ids), value_set=index["example_id"].combine_chunks())
-    return blind_features(index.take(places), data.images, names=owner_names(source, ids))
+    images = None if source.holds == "ids" else data.images  # a point is its row's number
+    return blind_features(index.take(places), images, names=owner_names(source, ids))
 
 
 def control_findings(audited: Audited, checks: Checks) -> list[Finding]:

@@ -43,7 +43,7 @@ def summarize(audited: Audited, more: list[Finding]) -> pa.Table:
     if audited.is_tested:
         rows += privacy_findings(rankings, audited.recipe)
     rows += _left_out(audited)
-    rows.append(_utility(audited))
+    rows += [] if audited.recipe.reads_scores else [_utility(audited)]
     rows += _model_rows(audited)
     rows += _levels(audited)
     rows += _memorization_rows(audited) if audited.has_memorization else []

@@ -38,9 +38,9 @@ NOT_SHOWN = (
 )
 SLICES, COLUMNS = "slices", "hidden columns"  # families of tests of their own; no headlines
 ALL_MODELS = "all models"  # the family of the tests over all models; no headline, as it is about the auditor's models, too
-AttackName = Literal["lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap", "trajectory"]
+AttackName = Literal["lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap", "trajectory", "scores"]
 ATTACKS: tuple[AttackName, ...] = ("lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap")
-SHADOWLESS = ("loss", "gap")  # attacks that need no shadow model
+SHADOWLESS = ("loss", "gap", "scores")  # attacks that need no shadow model
 FEWEST_SHADOWS = 4  # of attacks that fit a law to shadow models
 Drawn = Literal["coins", "fixed", "unknown"]
 
@@ -150,7 +150,7 @@ class Config(LevelSpec):
     that of all shadow models, compared with non-members' (Zarifzadeh 2024; BASE, Lassila 2025, ranks alike); *_offline: using
     only models that were not trained on the example; calibrated_loss and loss; gap: whether the answer is right;
     trajectory: likelihood ratio of the answers after several epochs (training.checkpoint_epochs), for a target that memlib
-    trains."""
+    trains; scores: those of an attack elsewhere (target.outputs.kind)."""
     headline: AttackName = "lira"
     """The attack whose numbers are at the top of the page. All attacks are tested, adjusted for their number."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
@@ -261,6 +261,7 @@ class Recipe(Spec):
 
     def _problems(self) -> Iterator[str]:
         yield from self._model_problems()
+        yield from self._given_problems()
         training = self.training
         if training is not None and training.objective.kind != "supervised":
             yield f"training.objective {training.objective.kind} does not train a classifier; use supervised"
@@ -316,6 +317,18 @@ class Recipe(Spec):
                 "it, or leave the attack out of score.attacks"
             )
 
+    def _given_problems(self) -> Iterator[str]:
+        """Yield problems with scores, and with examples of which only ids are known."""
+        if self.reads_scores and (self.shadows.count or set(self.score.attacks) != {"scores"}):
+            yield (
+                "outputs.kind scores are an attack's already; set shadows.count to 0, and score.attacks and score.headline "
+                "to scores"
+            )
+        if "scores" in self.score.attacks and not self.reads_scores:
+            yield "the attack scores ranks scores that the owner gives; set target.outputs.kind to scores, or leave it out"
+        if self.data.source.holds == "ids" and (self.target.outputs is None or self.shadows.count):
+            yield "examples of kind ids cannot be trained or queried on; give target.outputs, and set shadows.count to 0"
+
     @property
     def are_nets(self) -> bool:
         """True if the shadow models are networks: an own factory without training fits estimators."""
@@ -369,6 +382,11 @@ class Recipe(Spec):
     def reads_losses(self) -> bool:
         """True if the owner of the target supplies losses, from which its predicted classes do not follow."""
         return self.target.outputs is not None and self.target.outputs.kind == "losses"
+
+    @property
+    def reads_scores(self) -> bool:
+        """True if the owner supplies scores of an attack, from which nothing else follows about the target's answers."""
+        return self.target.outputs is not None and self.target.outputs.kind == "scores"
 
     @property
     def _chosen(self) -> str:

@@ -106,6 +106,8 @@ def _target_row(audited: Audited) -> dict[str, Any]:
     alarms = [true_alarms(head.scores[even], member[even], rate) for rate in rates]
     p = None if head.test is None else head.test.auc_p
     used = _utility(audited.target.odds[0, 0], audited.target.correct[0], audited.member)
+    if audited.recipe.reads_scores:
+        used = {name: value if name == "members" else None for name, value in used.items()}
     return {
         "model": TARGET,
         **used,

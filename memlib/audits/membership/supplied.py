@@ -204,7 +204,8 @@ class ReadOutputs(Stage[Answers]):
         members = self.data.members(TRAIN).filter(pa.array(listed))
         labels = column(members, "label")
         supplied = read_outputs(self.outputs, members, self.data.num_classes)
-        odds, probabilities = log_odds(supplied.scores, labels), supplied.probabilities
+        scores, probabilities = supplied.scores, supplied.probabilities
+        odds = scores[:, 0] if self.outputs.kind == "scores" else log_odds(scores, labels)
         decimals = None if probabilities is None else decimals_of(probabilities)
         if probabilities is not None and decimals is not None:  # rounded rows do not sum to 1
             odds = rounded(odds_of(probabilities[np.arange(len(labels)), labels]), decimals)
@@ -214,7 +215,7 @@ class ReadOutputs(Stage[Answers]):
             np.zeros((1, len(listed)), dtype=bool),
             np.zeros((1, self.data.members(HELD_OUT).num_rows), dtype=bool),
         )
-        of_pool.odds[0, 0, listed], of_pool.correct[0, listed] = odds, supplied.scores.argmax(axis=1) == labels
+        of_pool.odds[0, 0, listed], of_pool.correct[0, listed] = odds, scores.argmax(axis=1) == labels
         of_pool.write(attempt)
 
     @classmethod

@@ -6,7 +6,7 @@ from memlib.tables import FLAG, FLOAT, INT, TEXT, Column, Table
 
 UNITS = Table(
     name="units",
-    version=2,
+    version=3,
     meaning="One row per example or, with groups, per person: what each attack says of its membership in the target's "
     "training set. Larger scores speak for membership. Where a declared draw was tested beside enough shadow models, "
     "attacks' scores are normal scores less what difficulty (log_odds_out) explains, which is what was tested.",
@@ -16,7 +16,7 @@ UNITS = Table(
         Column("label", INT, "class index", "class of the example, or of most of a person's examples"),
         Column("class_name", TEXT, "", "name of the class"),
         Column("member", FLAG, "", "whether the target was trained on it"),
-        Column("log_odds", FLOAT, "nat", "log p / (1 - p) of the true class, over queries and examples"),
+        Column("log_odds", FLOAT, "nat", "log p / (1 - p) of the true class, over queries and examples; given scores"),
         Column("log_odds_in", FLOAT, "nat", "mean log odds of the shadow models that were trained on it; null without such"),
         Column("log_odds_out", FLOAT, "nat", "mean log odds of the other shadow models; null without such"),
         Column("lira", FLOAT, "nat", "log likelihood ratio of in and out models (Carlini 2022); null if not asked for"),
@@ -35,6 +35,7 @@ UNITS = Table(
         Column("ratio", FLOAT, "nat", "documents: mean log probability per token minus that of the pretrained or out models"),
         Column("min_k", FLOAT, "", "documents: Min-K%++, mean of the lowest standardized log probabilities (Zhang 2024)"),
         Column("zlib", FLOAT, "", "documents: log probability relative to the compressed size, in bits (Carlini 2021)"),
+        Column("scores", FLOAT, "", "scores of an attack elsewhere, larger for members; null unless they were given"),
         Column(
             "above_nonmembers",
             FLOAT,

@@ -33,6 +33,7 @@ NAMES = {
     "ratio": "the log ratio to the reference",
     "min_k": "Min-K%++",
     "zlib": "the zlib ratio",
+    "scores": "the given scores",
 }
 FEW_SHADOWS = 16
 NAMED = 3  # numbers that are unlike those of the shadow models and named in a sentence
@@ -54,6 +55,8 @@ def limits(recipe: Recipe) -> Iterator[str]:
         )
     if target.outputs is not None:
         yield "the target's outputs are supplied by its owner, who can forge them"
+    if recipe.reads_scores:
+        yield "scores are taken as they are given: how they were computed, and whether members were used for it, is not known"
     if recipe.reads_losses:
         yield (
             "losses do not tell the target's answers: an answer counts as right where the true class has more than half of "
@@ -67,9 +70,9 @@ def limits(recipe: Recipe) -> Iterator[str]:
         )
     if recipe.reads_texts:
         yield from _text_limits(recipe)
-    elif not recipe.shadows.count:
+    elif not recipe.shadows.count and not recipe.reads_scores:
         yield "there are no shadow models, so only the attacks loss and gap are made, and little memory is found"
-    elif recipe.shadows.count < FEW_SHADOWS:
+    elif 0 < recipe.shadows.count < FEW_SHADOWS:
         yield f"{recipe.shadows.count} shadow models say little of single examples: raise shadows.count"
     without = recipe.shadows.count * (1 - recipe.shadows.share)
     if target.is_external and recipe.is_drawn and min(recipe.shadows.count, 2 * without) < FEWEST_COMPARED:

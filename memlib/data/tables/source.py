@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from memlib.data.examples import NO_BOXES, Example, listing_digest
 from memlib.data.opening import located, saved_files
 from memlib.data.tables.columns import check_ids, check_once, ids_of
-from memlib.data.tables.reading import names_of_index, read_table_file
+from memlib.data.tables.reading import TableFile, names_of_index, read_table_file
 from memlib.errors import DataError, UserError
 from memlib.identity import canonical_json
-from memlib.specs import TableSource
+from memlib.specs import IdsSource, TableSource
 
 MOST_CATEGORIES, MOST_CLASSES = 200, 1000
 MOST_NAMED = 20  # columns named in a remark
@@ -207,6 +207,62 @@ class Table:
         numbered = self._spec.id_column is None and self._numbers[-1] >= len(self)
         marks = [*(["rows"] if numbered else []), *self._file.marks]  # before, rows without a label were not counted
         return ":".join([digest, *marks])
+
+
+class Ids:
+    """Rows of which only ids, classes and persons are read; the point of each is its number, and says nothing."""
+
+    point_dim = 1
+    schema = ("ids, classes and persons alone",)
+
+    def __init__(self, spec: IdsSource) -> None:
+        named = {name: column for name, column in _roles(spec).items() if column is not None}
+        read = tuple(dict.fromkeys(named.values()))
+        as_table = TableSource(
+            kind="table", path=spec.path, label_column=spec.label_column or "", columns=read or ("(none)",),
+            types=dict.fromkeys(read, "category"),
+        )  # fmt: skip
+        file = read_table_file(as_table)
+        check_once(file.table.column_names, list(dict.fromkeys(named.values())), spec.path)
+        if not file.table.num_rows:
+            raise DataError(f"{spec.path} has no rows")
+        texts = {
+            role: check_ids(ids_of(_plain(file, column), f"{spec.path}: {column}"), f"{spec.path}: {column}")
+            for role, column in named.items()
+        }
+        ids = texts.get("id", list(file.rows))
+        self._ids = (
+            [f"{person}/{name}" for person, name in zip(texts["person"], ids, strict=True)] if "person" in texts else ids
+        )
+        labels = texts.get("label", ["all"] * len(ids))
+        self.class_names = sorted(set(labels))
+        if len(self.class_names) > MOST_CLASSES:
+            raise DataError(
+                f"{spec.path}: {spec.label_column} has {len(self.class_names):,} different values; name the class"
+            )
+        place = {name: number for number, name in enumerate(self.class_names)}
+        self.labels = [place[label] for label in labels]
+        self._digest = hashlib.sha256(canonical_json([self._ids, labels]).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> Example:
+        return Example(self._ids[index], np.array([index], dtype=np.float32), self.labels[index], NO_BOXES)
+
+    def content_digest(self) -> str:
+        """Return a digest of ids and classes."""
+        return self._digest
+
+
+def _roles(spec: IdsSource) -> dict[str, str | None]:
+    return {"id": spec.id_column, "label": spec.label_column, "person": spec.person_column}
+
+
+def _plain(file: TableFile, column: str) -> pa.ChunkedArray:
+    """Return a column as it is in the file, whole numbers as text; a missing value stays one."""
+    found = file.texts[column]
+    return pc.if_else(pc.equal(found, ""), None, found) if pa.types.is_string(found.type) else found
 
 
 def _rounded(value: object) -> str:

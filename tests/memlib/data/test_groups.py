@@ -71,9 +71,11 @@ def test_group_spec_refuses_empty_settings_and_invalid_patterns(spec: dict[str, 
 def test_groups_of_refuses_settings_that_match_no_example(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="matches no example id; ids look like 'x'"):
         groups_of(entries(["x"]), None, GroupSpec(pattern="nobody"))
-    (tmp_path / "g.csv").write_text("id,group\nx,1\n")
+    (tmp_path / "g.csv").write_text("name,group\nx,1\n")
     with pytest.raises(UserError, match="has no column 'example_id'"):
         groups_of(entries(["x"]), None, GroupSpec(path=str(tmp_path / "g.csv")))
+    (tmp_path / "who.csv").write_text("id,person\nx,1\ny,1\nz,2\n")
+    assert groups_of(entries(["x", "y", "z"]), None, GroupSpec(path=str(tmp_path / "who.csv"))).tolist() == [0, 0, 1]
     with pytest.raises(UserError, match="cannot read group.path"):
         groups_of(entries(["x"]), None, GroupSpec(path=str(tmp_path / "none.csv")))
     with pytest.raises(UserError, match="these examples are points"):

@@ -167,8 +167,8 @@ def test_losses_give_the_odds_of_the_true_class(tmp_path: Path) -> None:
     [
         ([0.1, -0.2, 0.3, 0.4], "loss ranges from -0.2 to 0.4|losses are finite and not negative"),
         ([0.1, np.nan, 0.3, 0.4], "losses are finite"),
-        ([0.1, None, 0.3, 0.4], "must hold a loss in each row"),
-        ([[0.1], [0.2], [0.3], [0.4]], "must hold a loss in each row; it holds list"),
+        ([0.1, None, 0.3, 0.4], "must hold a number in each row"),
+        ([[0.1], [0.2], [0.3], [0.4]], "must hold a number in each row; it holds list"),
         ([0.0, 1.0, 0.0, 1.0], "which are decisions, not confidences"),
     ],
 )
