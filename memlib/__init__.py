@@ -3,6 +3,7 @@
 The library half of the project: data, models, training, observation, statistics and the audits themselves. It depends
 on neither Prefect nor Ray, and every part can be used from a notebook:
 
+    memlib.look("photos", "model.pt")       what can be asked of a model and data, with a first answer
     run = memlib.run("smoke")               run an audit in this process
     plan = memlib.plan("smoke")             list what that run would compute
     memlib.list_runs()                      list the finished runs of a store
@@ -25,6 +26,7 @@ from memlib.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from memlib.audits.base import Audit
+    from memlib.looking.api import look
     from memlib.objectives import Objective
     from memlib.pipeline.stage import Artifact, Stage
     from memlib.running.api import check, diff, forget, gate, index, list_runs, plan, run, verify
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "memlib.audits.base": ("Audit",),
+    "memlib.looking.api": ("look",),
     "memlib.objectives": ("Objective",),
     "memlib.pipeline.stage": ("Artifact", "Stage"),
     "memlib.running.api": ("check", "diff", "forget", "gate", "index", "list_runs", "plan", "run", "verify"),
@@ -47,7 +50,7 @@ _PLACES = {
 }
 __all__ = [
     "Artifact", "Audit", "Objective", "Plan", "Run", "Source", "Spec", "Stage", "Store", "__version__", "check", "diff",
-    "forget", "gate", "index", "list_runs", "open", "plan", "run", "verify",
+    "forget", "gate", "index", "list_runs", "look", "open", "plan", "run", "verify",
 ]  # fmt: skip
 
 

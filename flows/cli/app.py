@@ -36,8 +36,9 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 
 COMMANDS: Mapping[str, Mapping[str, str]] = {
     "Start": {
-        "demo": "demo:demo", "init": "start:init", "validate": "start:validate", "sources": "start:sources",
-        "doctor": "start:doctor", "recipes": "shipped:recipes", "schema": "shipped:schema", "scan": "scan:scan",
+        "demo": "demo:demo", "look": "look:look", "init": "start:init", "validate": "start:validate",
+        "sources": "start:sources", "doctor": "start:doctor", "recipes": "shipped:recipes", "schema": "shipped:schema",
+        "scan": "scan:scan",
         "overlap": "overlap:overlap",
     },
     "Run": {"plan": "running:plan", "run": "running:run", "resume": "running:resume", "status": "store:status"},

@@ -51,9 +51,20 @@ def modules_in(content: Any, *, in_json: bool = False) -> Iterator[str]:
 
 
 def allow(modules: Iterable[str]) -> None:
-    """Allow modules and all of their top-level packages in this process and its children, in addition to MEMLIB_CODE."""
+    """Allow modules and all of their top-level packages in this process and its children, in addition to MEMLIB_CODE.
+
+    Modules that are found nowhere else are looked for in the current folder, too.
+    """
     allowed, packages = os.environ.get(VARIABLE, ""), [module.partition(".")[0] for module in modules]
     os.environ[VARIABLE] = ",".join(dict.fromkeys([*filter(None, allowed.split(",")), *packages]))
+    here = Path.cwd()
+    if any(_is_here(package, here) for package in packages if package not in sys.modules and _origin(package) is None):
+        sys.path.append(str(here))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(here)]))
+
+
+def _is_here(package: str, folder: Path) -> bool:
+    return (folder / f"{package}.py").is_file() or (folder / package).is_dir()
 
 
 def is_allowed(module: str) -> bool:

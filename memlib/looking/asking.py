@@ -1,0 +1,505 @@
+"""What can be asked of the things that people bring: a recipe that is answered at once, and one of the full audit."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from memlib.errors import UserError
+from memlib.looking.things import (
+    NO,
+    YES,
+    Columns,
+    Thing,
+    is_of_others,
+    read_columns,
+    read_texts,
+    towards_others,
+    written,
+)
+
+Drawn = Literal["coins", "fixed", "unknown"]
+Recipe = dict[str, Any]
+QUICK, FULL = 8, 16  # shadow models
+FOREST: Recipe = {"kind": "forest", "trees": 100}
+WITHOUT: Recipe = {"attacks": ["loss", "gap"], "headline": "loss"}
+BESIDE: Recipe = {"attacks": ["calibrated_loss", "loss", "gap"], "headline": "calibrated_loss"}
+GIVEN: Recipe = {"attacks": ["scores"], "headline": "scores"}
+OF_TEXTS = ("min_k", "zlib", "loss")
+TRAINING: Recipe = {
+    "objective": {"kind": "supervised"}, "epochs": 30, "batch_size": 64, "augment": None,
+    "optimizer": {"learning_rate": 0.001, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"},
+}  # fmt: skip
+EXAMPLES, OUTPUTS, LIST, DOCUMENTS = "examples.csv", "outputs.csv", "members.csv", "documents.jsonl"
+SIDES = ("members", "nonmembers")  # names of two files of one table
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is said beside the things."""
+
+    drawn: Drawn = "unknown"  #: how the members were chosen.
+    label: str = ""  #: column of the class; "": as its name tells.
+    score: str = ""  #: column of the scores; "": the first one.
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An audit that the things allow, or what they lack."""
+
+    question: str  #: what is asked, or what is missing, in a sentence.
+    quick: Recipe | None = None  #: the recipe that trains little; None if nothing can be answered at once.
+    full: Recipe | None = None  #: the recipe of the full audit; None if it would add nothing.
+    name: str = "membership"  #: name of the recipe's file.
+    files: Mapping[str, bytes] = field(default_factory=dict)  #: files to be written that the recipes name, by name.
+    remarks: tuple[str, ...] = ()  #: further lines.
+    seconds: float | None = None  #: CPU seconds of the full audit's training; None if only its first part can tell.
+
+
+def asked(things: Sequence[Thing], said: Said, folder: str) -> Asked:
+    """Return what can be asked of things.
+
+    Args:
+        folder: folder in which files that are written will lie.
+
+    Raises:
+        UserError: when the things do not belong together, or something is missing that only the user knows.
+    """
+    tables = _of(things, "table", "outputs", "scores")
+    if _of(things, "sets") and _of(things, "embeddings"):
+        return _of_embeddings(things)
+    if _of(things, "language") or (_of(things, "texts") and not tables):
+        return _of_texts(things, said, folder)
+    if _of(things, "images"):
+        return _of_images(things, said)
+    if tables and all(one.kind == "scores" for one in tables):
+        return _of_scores(tables, things, said, folder)
+    if tables and all(one.kind == "outputs" for one in tables):
+        return _of_outputs(tables, things, said, folder)
+    if tables:
+        return _of_tables(_of(things, "table"), things, said, folder)
+    return _lacking(things)
+
+
+def _of(things: Sequence[Thing], *kinds: str) -> list[Thing]:
+    return [one for one in things if one.kind in kinds]
+
+
+def _lacking(things: Sequence[Thing]) -> Asked:
+    """Say what is missing where a model, embeddings or a list stand alone."""
+    if _of(things, "embeddings"):
+        return Asked(
+            "Embeddings alone cannot be compared: bring the folder of images, the sets (CSV) and the embeddings of both "
+            "encoders as Parquet; memlib export writes the pictures to embed, and memlib init --for encoders a recipe"
+        )
+    return Asked(
+        "Of a model alone nothing can be asked, as there is nothing to compare its answers with: bring what it was trained "
+        "on and examples like these that it was not trained on (two files, two folders, or a column member)"
+    )
+
+
+def _membership(said: Said, data: Recipe, target: Recipe, shadows: int, **more: Any) -> Recipe:
+    """Return a recipe of a membership audit."""
+    share = more.pop("share", 0.5)
+    given = {"drawn": said.drawn, **({"coins": share} if said.drawn == "coins" and abs(share - 0.5) > 0.05 else {})}
+    counted = {"count": shadows, "chunk": QUICK, "share": share} if shadows else {"count": 0}
+    title = "Who was in the training set?"
+    return {
+        "audit": "membership", "title": title, "data": data, **more, "target": {**target, **given}, "shadows": counted,
+    }  # fmt: skip
+
+
+# -- scores and outputs, with nothing else ------------------------------------------------------------------
+
+
+def _of_scores(tables: Sequence[Thing], things: Sequence[Thing], said: Said, folder: str) -> Asked:
+    """Ask whether scores tell members, by a table with a column of members, or by two tables."""
+    known_columns = _columns(tables[0])
+    known = known_columns.scores
+    column = said.score or known[0]
+    label = said.label or known_columns.label
+    listed = _examples(tables, things, folder, {column: column, **({label: label} if label else {})})
+    outputs = {
+        "path": listed.path, "kind": "scores", "scores_column": column, "id_column": listed.ids,
+        "larger": "nonmembers" if towards_others(column) else "members",
+    }  # fmt: skip
+    target, source = {"outputs": outputs, "members": listed.members}, {"kind": "ids", "path": listed.path}
+    source |= {"id_column": listed.ids, **({"label_column": label} if label else {})}
+    quick = _membership(said, {"source": source}, target, 0, score=GIVEN, **listed.split)
+    smaller = "smaller" if outputs["larger"] == "nonmembers" else "larger"
+    remarks = [f"{column} counts as {smaller} for members, as its name says; target.outputs.larger changes that"]
+    if others := [name for name in known if name != column]:
+        remarks.append(f"not tested: {', '.join(others)}; --score names another one")
+    return Asked(
+        f"Do the scores in column {column} tell members from non-members?", quick, files=listed.files, remarks=tuple(remarks)
+    )
+
+
+def _of_outputs(tables: Sequence[Thing], things: Sequence[Thing], said: Said, folder: str) -> Asked:
+    """Ask whether a model's probabilities tell members, without the examples themselves."""
+    columns = _columns(tables[0])
+    label = said.label or columns.label
+    if label is None:
+        raise UserError(f"{tables[0].path} has no column of the true class; name it with --label, or bring the examples")
+    listed = _examples(tables, things, folder, {label: "label", **_classes(columns, tables[0].path)})
+    source = {"kind": "ids", "path": listed.path, "id_column": listed.ids, "label_column": listed.label or label}
+    target = {"outputs": {"path": listed.path, "id_column": listed.ids}, "members": listed.members}
+    return Asked(
+        "Who was in the training set of the model, by its probabilities alone?",
+        _membership(said, {"source": source}, target, 0, score=WITHOUT, **listed.split),
+        files=listed.files,
+        remarks=("bring the examples themselves for attacks with shadow models, which find more",),
+    )
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """A table of examples with a list of members."""
+
+    path: str
+    ids: str  #: column of ids.
+    members: str  #: file of the list of members.
+    split: Recipe  #: setting of the groups, if there are persons.
+    files: Mapping[str, bytes]  #: the table, if it is to be written.
+    label: str = ""  #: column of the class in a written table.
+
+
+def _examples(tables: Sequence[Thing], things: Sequence[Thing], folder: str, kept: Mapping[str, str]) -> _Listed:
+    """Return a table as it is, if it has ids and members under the names that recipes read; otherwise one to be written.
+
+    Args:
+        kept: columns to keep besides ids, persons and members, with their names in a written table.
+    """
+    first, columns = tables[0], _columns(tables[0])
+    lists = _of(things, "members")
+    if len(tables) == 1 and columns.member is None and not lists:
+        raise UserError(
+            f"{first.path} does not say who was a member: add a column member (yes or no), bring a list of the members, or "
+            "members and non-members as two files"
+        )
+    is_plain = columns.delimiter == "," and columns.decimal == "." and all(old == new for old, new in kept.items())
+    has_names = columns.id in ("id", "example_id") and columns.person in (None, "person")
+    if len(tables) == 1 and is_plain and has_names and (lists or columns.member == "member"):
+        assert columns.id is not None
+        split = {"split": {"group": {"path": first.path}}} if columns.person else {}
+        return _Listed(first.path, columns.id, lists[0].path if lists else first.path, split, {})
+    sides = _sides(tables)
+    parts = [read_columns(one.path, _columns(one)) for one in sides]
+    table: dict[str, list[Any]] = {"example_id": _ids(sides, parts)}
+    wanted = {**kept, **({columns.person: "person"} if columns.person else {})}
+    for old, new in wanted.items():
+        table[new] = [value for part in parts for value in part[old].to_pylist()]
+    path, by_list = f"{folder}/{EXAMPLES}", bool(lists) and len(tables) == 1
+    if not by_list:
+        table["member"] = ["yes" if one else "no" for one in _member_of(sides, parts)]
+    split = {"split": {"group": {"path": path}}} if columns.person else {}
+    members = lists[0].path if by_list else path
+    return _Listed(path, "example_id", members, split, {EXAMPLES: written(table)}, "label" if "label" in table else "")
+
+
+def _ids(sides: Sequence[Thing], parts: Sequence[pa.Table]) -> list[str]:
+    """Return the ids of rows; where the owner has none, ids that say nothing, not even the order of the rows."""
+    columns = _columns(sides[0])
+    if columns.id is not None and len(sides) == 1:
+        return [str(value) for value in parts[0][columns.id].to_pylist()]
+    count = sum(part.num_rows for part in parts)
+    return [hashlib.sha256(f"row {row}".encode()).hexdigest()[:12] for row in range(count)]
+
+
+def _member_of(sides: Sequence[Thing], parts: Sequence[pa.Table]) -> list[bool]:
+    """Return whether each row is a member: by its column or, with two tables, by its table."""
+    if len(sides) > 1:
+        return [place == 0 for place, part in enumerate(parts) for _ in range(part.num_rows)]
+    column = _columns(sides[0]).member
+    assert column is not None
+    values = [str(value).strip().lower() for value in parts[0][column].to_pylist()]
+    if unknown := set(values) - YES - NO:
+        raise UserError(f"{sides[0].path}: column {column} has {sorted(unknown)[0]!r}; write yes or no")
+    return [value in YES for value in values]
+
+
+def _sides(tables: Sequence[Thing]) -> list[Thing]:
+    """Return two tables with the members' first: as they are given, unless their names say otherwise.
+
+    Raises:
+        UserError: for more than two tables, or two with different columns.
+    """
+    if len(tables) > 2:
+        raise UserError(f"{len(tables)} tables; bring one with a column member, or one of members and one of non-members")
+    if len(tables) == 2 and set(_columns(tables[0]).names) != set(_columns(tables[1]).names):
+        differ = set(_columns(tables[0]).names) ^ set(_columns(tables[1]).names)
+        raise UserError(f"{tables[0].path} and {tables[1].path} differ in the column {sorted(differ)[0]!r}")
+    return sorted(tables, key=lambda one: is_of_others(one.path)) if len(tables) == 2 else list(tables)
+
+
+def _columns(table: Thing) -> Columns:
+    assert table.columns is not None, "tables have columns"
+    return table.columns
+
+
+def _classes(columns: Columns, path: str) -> dict[str, str]:
+    """Return the columns of probabilities, each with the name of its class."""
+    if len(columns.classes) != len(columns.probabilities):
+        raise UserError(
+            f"{path} has probabilities of {len(columns.probabilities)} classes, but {len(columns.classes)} in the column "
+            "of the class; name another one with --label"
+        )
+    stems = {name.lower().removeprefix("prob_").removeprefix("p_"): name for name in columns.probabilities}
+    if all(one.lower() in stems for one in columns.classes):
+        return {stems[one.lower()]: one for one in columns.classes}
+    return dict(zip(columns.probabilities, columns.classes, strict=True))
+
+
+# -- tables -------------------------------------------------------------------------------------------------
+
+
+def _of_tables(tables: Sequence[Thing], things: Sequence[Thing], said: Said, folder: str) -> Asked:
+    """Ask who was in the training set of a model of tables: by the model, or by its outputs, in a file or in the tables."""
+    sides = _sides(tables)
+    columns = _columns(sides[0])
+    label = said.label or columns.label
+    if label is None or label not in columns.names:
+        raise UserError(f"which column of {sides[0].path} is the class? name it with --label: {', '.join(columns.names)}")
+    source, listed, files = _table_source(sides, things, label, folder)
+    models, outputs = _of(things, "estimator", "weights", "factory"), _of(things, "outputs")
+    remarks = [] if len(sides) == 1 else [f"{sides[0].name} holds the members, {sides[1].name} the non-members"]
+    if listed is None:
+        return _without_members(source, remarks)
+    target: Recipe = {"members": listed}
+    model: Recipe | None = FOREST
+    if outputs:
+        target["outputs"] = {"path": outputs[0].path, **_id_of(outputs[0])}
+    elif columns.probabilities:
+        target["outputs"] = {"path": f"{folder}/{OUTPUTS}"}
+        files |= {OUTPUTS: _outputs_of(sides, label)}
+    elif models:
+        target["trained"], model = _trained(models), None
+        source |= {"standardize": False}
+    else:
+        return _without_model(source, remarks)
+    rows = [_columns(one).rows for one in sides]
+    share = min(0.9, max(0.1, round(rows[0] / sum(rows), 2))) if len(rows) == 2 else 0.5
+    more = {"share": share, **({"model": model} if model else {})}
+    data = {"source": source}
+    return Asked(
+        "Who was in the training set of the model?",
+        _membership(said, data, target, QUICK, score=BESIDE, **more),
+        _membership(said, data, target, FULL, **more),
+        files=files,
+        remarks=tuple(remarks),
+    )
+
+
+def _table_source(
+    sides: Sequence[Thing], things: Sequence[Thing], label: str, folder: str
+) -> tuple[Recipe, str | None, dict[str, bytes]]:
+    """Return the source of one or two tables, the list of the members (None: there is none), and files to be written."""
+    columns, lists = _columns(sides[0]), _of(things, "members")
+    source: Recipe = {"kind": "table", "label_column": label}
+    left_out = {columns.member, columns.text, *columns.probabilities} - {None}
+    if left_out or columns.scores:
+        source["columns"] = [name for name in columns.features if name != label and name not in columns.scores]
+    source |= {"delimiter": columns.delimiter} if columns.delimiter != "," else {}
+    source |= {"decimal": ","} if columns.decimal == "," else {}
+    if columns.id is not None:
+        source["id_column"] = columns.id
+    if len(sides) == 2:
+        return {**source, "files": dict(zip(SIDES, (one.path for one in sides), strict=True))}, f"{SIDES[0]}/", {}
+    source["path"] = sides[0].path
+    if columns.person is not None and columns.id is not None:
+        source["person_column"] = columns.person
+    if lists:
+        return source, lists[0].path, {}
+    if columns.member is None:
+        return source, None, {}
+    part = read_columns(sides[0].path, columns)
+    ids = [str(value) for value in part[columns.id].to_pylist()] if columns.id else _numbered(part.num_rows)
+    if "person_column" in source:
+        ids = [f"{person}/{name}" for person, name in zip(part[columns.person].to_pylist(), ids, strict=True)]
+    members = ["yes" if one else "no" for one in _member_of(sides, [part])]
+    return source, f"{folder}/{LIST}", {LIST: written({"example_id": ids, "member": members})}
+
+
+def _numbered(count: int, start: str = "") -> list[str]:
+    return [f"{start}{row:07d}" for row in range(count)]
+
+
+def _id_of(outputs: Thing) -> Recipe:
+    return {} if _columns(outputs).id == "example_id" else {"id_column": _columns(outputs).id}
+
+
+def _outputs_of(sides: Sequence[Thing], label: str) -> bytes:
+    """Return the probabilities that tables hold as a table of their own, by the ids that their source has."""
+    columns = _columns(sides[0])
+    classes = _classes(columns, sides[0].path)
+    starts = [""] if len(sides) == 1 else [f"{name}/" for name in SIDES]
+    ids, table = [], {new: [] for new in classes.values()}  # type: ignore[var-annotated]
+    for start, one in zip(starts, sides, strict=True):
+        part = read_columns(one.path, _columns(one))
+        own = _columns(one).id
+        ids += [f"{start}{name}" for name in part[own].to_pylist()] if own else _numbered(part.num_rows, start)
+        for old, new in classes.items():
+            table[new] += part[old].to_pylist()
+    return written({"example_id": ids, **table})
+
+
+def _trained(models: Sequence[Thing]) -> Recipe:
+    """Return an external model by its file, or by its factory and its weights."""
+    factory, weights = ([one for one in models if one.kind == kind] for kind in ("factory", "weights"))
+    if factory and weights:
+        return {"model": factory[0].path, "weights": weights[0].path}
+    if weights:
+        raise UserError(f"{weights[0].path} holds weights: name the function that builds the network, too, as in nets:build")
+    if factory:
+        return {"model": factory[0].path, "version": "1"}
+    return {"model": models[0].path}
+
+
+def _without_members(source: Recipe, remarks: Sequence[str]) -> Asked:
+    """Ask of a table alone what a classifier would remember of it."""
+    return Asked(
+        "No list of the members: of the data alone it can be asked which rows a classifier relies on remembering",
+        full=_of_data_alone(source), name="self_influence", remarks=tuple(remarks),
+    )  # fmt: skip
+
+
+def _without_model(source: Recipe, remarks: Sequence[str]) -> Asked:
+    return Asked(
+        "No model: bring it (.joblib, .json of XGBoost, package.module:function) or its probabilities on these rows; of the "
+        "data alone it can be asked which rows a classifier relies on remembering",
+        full=_of_data_alone(source), name="self_influence", remarks=tuple(remarks),
+    )  # fmt: skip
+
+
+def _of_data_alone(source: Recipe) -> Recipe:
+    return {
+        "audit": "self_influence", "title": "Which rows does a classifier remember?", "data": {"source": source},
+        "model": {"architecture": "mlp", "widths": [64, 64]}, "split": {"validation_per_class": 20},
+        "training": {**TRAINING, "epochs": 20, "batch_size": 50}, "influence": {"checkpoints": 5},
+    }  # fmt: skip
+
+
+# -- images -------------------------------------------------------------------------------------------------
+
+
+def _of_images(things: Sequence[Thing], said: Said) -> Asked:
+    """Ask who was in the training set of an image classifier; its settings are filled in by `memlib.looking.models`."""
+    folders, models = _of(things, "images"), _of(things, "weights", "factory", "classifier")
+    lists = _of(things, "members")
+    source, members = _image_source(folders)
+    members = lists[0].path if lists else members
+    if not models or members is None:
+        lacks = "the model (weights and the function that builds it)" if members else "the images that it was not trained on"
+        return Asked(
+            f"For a model of yours, bring {lacks} as well, such as photos/train and photos/val; of the images alone it "
+            "can be asked what a model that is trained on them would remember",
+            full=_of_images_alone(source), name="deja_vu",
+        )  # fmt: skip
+    counts = [count for one in folders for count in one.counts.values()]
+    share = min(0.9, max(0.1, round(_inside(folders) / sum(counts), 2))) if not lists else 0.5
+    target: Recipe = {"members": members, "trained": {"model": "", "weights": None}}
+    data = {"source": source}
+    return Asked(
+        "Who was in the training set of the model?",
+        _membership(said, data, target, 0, score=WITHOUT),
+        _membership(said, data, target, FULL, share=share, training=TRAINING),
+    )
+
+
+def _inside(folders: Sequence[Thing]) -> int:
+    """Return the number of images of the members' part or folder."""
+    if len(folders) == 2:
+        return sum(sorted(folders, key=lambda one: is_of_others(one.path))[0].counts.values())
+    return next((count for part, count in folders[0].counts.items() if not is_of_others(part)), 0)
+
+
+def _image_source(folders: Sequence[Thing]) -> tuple[Recipe, str | None]:
+    """Return the source of one or two folders of images, and the part that holds the members (None: there is none)."""
+    if len(folders) > 2:
+        raise UserError(f"{len(folders)} folders of images; bring one with train and val, or members and non-members")
+    if len(folders) == 2:
+        first, second = sorted(folders, key=lambda one: is_of_others(one.path))
+        if first.classes != second.classes:
+            raise UserError(f"{first.path} and {second.path} have different class folders; bring folders of the same classes")
+        parts = {
+            name: {"source": {"kind": "image_folder", "path": one.path}}
+            for name, one in zip(SIDES, (first, second), strict=True)
+        }
+        return {"kind": "joined", "parts": parts}, f"{SIDES[0]}/"
+    one = folders[0]
+    inside = [part for part in one.parts if not is_of_others(part)]
+    return {"kind": "image_folder", "path": one.path}, f"{inside[0]}/" if len(inside) == 1 else None
+
+
+def _of_images_alone(source: Recipe) -> Recipe:
+    return {
+        "extends": "smoke", "title": "What would a model remember of my images?",
+        "data": {"source": source, "image_size": 32},
+        "split": {"train_per_class": 20, "public_per_class": 20, "crop": {"mode": "corner"}}, "decode": {"k": [10]},
+    }  # fmt: skip
+
+
+def _of_embeddings(things: Sequence[Thing]) -> Asked:
+    """Ask by the embeddings of two encoders what each remembers that the other one does not."""
+    folders, embeddings, sets = _of(things, "images"), _of(things, "embeddings"), _of(things, "sets")
+    if not folders or len(embeddings) != 2:
+        raise UserError(
+            f"{len(embeddings)} files of embeddings and {len(folders)} folders of images; bring the images, the sets and the "
+            "embeddings of two encoders"
+        )
+    pair = {name: {"kind": "embeddings", "path": one.path} for name, one in zip("ab", embeddings, strict=True)}
+    recipe = {
+        "audit": "deja_vu", "title": "What do the encoders remember?",
+        "data": {"source": {"kind": "image_folder", "path": folders[0].path}},
+        "split": {"sets": sets[0].path, "drawn_at_random": False, "crop": {"mode": "corner"}},
+        "encoders": [pair], "decode": {"k": [30], "layers": ["last"]},
+    }  # fmt: skip
+    return Asked("What does each of the two encoders remember that the other one does not?", recipe, name="deja_vu")
+
+
+# -- texts --------------------------------------------------------------------------------------------------
+
+
+def _of_texts(things: Sequence[Thing], said: Said, folder: str) -> Asked:
+    """Ask which documents were in the training text of a language model."""
+    models, texts = _of(things, "language"), _of(things, "texts")
+    if not texts:
+        return _lacking(things)
+    sides = sorted(texts, key=lambda one: is_of_others(one.path)) if len(texts) == 2 else texts
+    has_members = len(sides) == 2 or (sides[0].columns is not None and sides[0].columns.member is not None)
+    if not models or not has_members:
+        lacks = "the model" if has_members else "texts like these that it was not trained on, as a second file"
+        return Asked(
+            f"For a model of yours, bring {lacks} as well; of the texts alone it can be asked which secrets a fine-tune on "
+            "them would give away: memlib init --for fine-tuning"
+        )
+    if len(sides) > 2 or len(models) > 2:
+        raise UserError(
+            "bring one or two files of texts, the model, and the one from which it was fine-tuned, if there is one"
+        )
+    documents, members = [], []
+    for place, one in enumerate(sides):
+        found, listed = read_texts(one)
+        documents += found
+        members += [place == 0] * len(found) if len(sides) == 2 else listed
+    lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents)
+    table = {"example_id": [f"document {number:08d}" for number in range(len(documents))],
+             "member": ["yes" if one else "no" for one in members]}  # fmt: skip
+    target, base = models[0], models[-1]
+    attacks = [*(["ratio"] if base is not target else []), *OF_TEXTS]
+    quick = _membership(
+        said,
+        {"source": {"kind": "jsonl", "path": f"{folder}/{DOCUMENTS}", "field": "text"}, "unit": "token", "window": 128},
+        {"trained": {"kind": "huggingface", "path": target.path}, "members": f"{folder}/{LIST}"},
+        0, model={"kind": "huggingface", "path": base.path}, score={"attacks": attacks, "headline": attacks[0]},
+    )  # fmt: skip
+    remarks = [f"{sides[0].name} holds the members, {sides[1].name} the non-members"] if len(sides) == 2 else []
+    if base is not target:
+        remarks.append(f"{target.name} is compared with {base.name}, from which it was fine-tuned")
+    return Asked(
+        "Which documents were in the training text of the model?", quick, name="documents",
+        files={DOCUMENTS: lines.encode(), LIST: written(table)}, remarks=tuple(remarks),
+    )  # fmt: skip
