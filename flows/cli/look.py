@@ -26,7 +26,7 @@ def look(
 
     photos model.pt nets:build (photos/train and photos/val; the function is not needed for torchvision's architectures);
     members.csv others.csv model.joblib (or outputs.csv, a model's probabilities); scores.csv (with a column member);
-    model-folder base-folder members.jsonl others.jsonl (language models); photos sets.csv a.parquet b.parquet (embeddings).
+    model-folder base-folder members.jsonl others.jsonl (language models); exported a.parquet b.parquet (embeddings of what memlib export wrote).
 
     What needs no training to speak of is answered at once, as a run with a page. The full audit is the last line's command.
 

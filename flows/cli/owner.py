@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+import yaml
 from cyclopts import Parameter
 from numpy.typing import NDArray
 
@@ -97,7 +98,7 @@ def export(
         A recipe of the déjà vu or the captions audit, by name or path.
     output
         The new folder, with sets.csv, images.csv and images/: every background crop and every whole image as a PNG; for
-        captions also texts.csv.
+        captions also texts.csv. memlib look takes it, with the embeddings.
     set_
         Override a value of the recipe, as in --set data.image_size=64.
     store
@@ -125,6 +126,8 @@ def export(
     if found.texts:
         rows = [f"{name},{_quoted(text)}" for name, text in found.texts.items()]
         write_file(target / "texts.csv", "\n".join(["id,text", *rows, ""]).encode(), PRIVATE.file)
+    content = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    write_file(target / "recipe.yaml", content.encode(), PRIVATE.file)
     write_file(target / "images.csv", "\n".join([*lines, ""]).encode(), PRIVATE.file)  # last, as it names the others
     also = " and texts.csv" if found.texts else ""
     texts = f" and, in texts.csv, {len(found.texts):,} texts" if found.texts else ""
@@ -132,7 +135,7 @@ def export(
     console.print(
         f"{target} has {found.count:,} images{texts}. Ask for one Parquet file from each encoder trained on "
         f"{' or on '.join(found.encoders.values())}, with the column id of images.csv{also} and one list of numbers per "
-        f"layer. Name these files in the recipe, as in encoders: [{{{encoders}}}]",
+        f"layer. Then memlib look {target} and these files, or name them in the recipe, as in encoders: [{{{encoders}}}]",
         soft_wrap=True,
     )
 

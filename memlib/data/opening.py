@@ -180,6 +180,7 @@ class ParquetContent:
     Attributes:
         schema: schema of the file.
         num_row_groups: number of its row groups.
+        num_rows: number of its rows.
         sizes: least size of each row group in memory, in bytes.
     """
 
@@ -192,6 +193,7 @@ class ParquetContent:
         texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
         self._path, self._file = path, pq.ParquetFile(held, read_dictionary=texts)
         self.schema, self.num_row_groups = plain.schema_arrow, plain.num_row_groups
+        self.num_rows = int(plain.metadata.num_rows)
         self.sizes = [_least_size(plain.metadata.row_group(number)) for number in range(plain.num_row_groups)]
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:

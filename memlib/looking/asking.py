@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ from memlib.looking.things import (
     towards_others,
     written,
 )
+from memlib.recipes.yaml import inherited, read_yaml
 
 Drawn = Literal["coins", "fixed", "unknown"]
 Recipe = dict[str, Any]
@@ -69,8 +71,8 @@ def asked(things: Sequence[Thing], said: Said, folder: str) -> Asked:
         UserError: when the things do not belong together, or something is missing that only the user knows.
     """
     tables = _of(things, "table", "outputs", "scores")
-    if _of(things, "sets") and _of(things, "embeddings"):
-        return _of_embeddings(things)
+    if exported := _of(things, "exported"):
+        return _of_embeddings(exported[0], things)
     if _of(things, "language") or (_of(things, "texts") and not tables):
         return _of_texts(things, said, folder)
     if _of(things, "images"):
@@ -92,8 +94,8 @@ def _lacking(things: Sequence[Thing]) -> Asked:
     """Say what is missing where a model, embeddings or a list stand alone."""
     if _of(things, "embeddings"):
         return Asked(
-            "Embeddings alone cannot be compared: bring the folder of images, the sets (CSV) and the embeddings of both "
-            "encoders as Parquet; memlib export writes the pictures to embed, and memlib init --for encoders a recipe"
+            "Embeddings alone cannot be compared: memlib export writes the pictures that are to be embedded, by a recipe of "
+            "memlib init --for encoders; bring the folder that it writes, and the embeddings as Parquet"
         )
     return Asked(
         "Of a model alone nothing can be asked, as there is nothing to compare its answers with: bring what it was trained "
@@ -442,22 +444,24 @@ def _of_images_alone(source: Recipe) -> Recipe:
     }  # fmt: skip
 
 
-def _of_embeddings(things: Sequence[Thing]) -> Asked:
-    """Ask by the embeddings of two encoders what each remembers that the other one does not."""
-    folders, embeddings, sets = _of(things, "images"), _of(things, "embeddings"), _of(things, "sets")
-    if not folders or len(embeddings) != 2:
+def _of_embeddings(exported: Thing, things: Sequence[Thing]) -> Asked:
+    """Ask by embeddings of exported pictures what each of two encoders remembers that the other one does not."""
+    embeddings = _of(things, "embeddings")
+    if not 1 <= len(embeddings) <= 2:
         raise UserError(
-            f"{len(embeddings)} files of embeddings and {len(folders)} folders of images; bring the images, the sets and the "
-            "embeddings of two encoders"
+            f"{len(embeddings)} files of embeddings; bring those of two encoders, or of one if the recipe has a reference"
         )
-    pair = {name: {"kind": "embeddings", "path": one.path} for name, one in zip("ab", embeddings, strict=True)}
-    recipe = {
-        "audit": "deja_vu", "title": "What do the encoders remember?",
-        "data": {"source": {"kind": "image_folder", "path": folders[0].path}},
-        "split": {"sets": sets[0].path, "drawn_at_random": False, "crop": {"mode": "corner"}},
-        "encoders": [pair], "decode": {"k": [30], "layers": ["last"]},
-    }  # fmt: skip
-    return Asked("What does each of the two encoders remember that the other one does not?", recipe, name="deja_vu")
+    path = Path(exported.path) / "recipe.yaml"
+    recipe = inherited({}, read_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))
+    recipe["encoders"] = [
+        {name: {"kind": "embeddings", "path": one.path} for name, one in zip("ab", embeddings, strict=False)}
+    ]
+    return Asked(
+        "What does each of the two encoders remember that the other one does not?"
+        if len(embeddings) == 2
+        else "What does the encoder remember of its training data?",
+        recipe, name=str(recipe["audit"]),
+    )  # fmt: skip
 
 
 # -- texts --------------------------------------------------------------------------------------------------

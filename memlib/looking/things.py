@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memlib.data.images.folder import IMAGE_SUFFIXES, ImageFolder
-from memlib.data.opening import content_of
+from memlib.data.opening import ParquetContent, content_of, reason
 from memlib.data.tables.reading import DECIMAL_COMMA, TableFile, read_table_file
 from memlib.errors import UserError
 from memlib.specs import ImageFolderSource, TableSource
 from memlib.specs.observing import NAMED
 
 ThingKind = Literal[
-    "images", "table", "scores", "outputs", "members", "sets", "embeddings", "texts", "weights", "estimator", "classifier",
-    "language", "encoder", "factory",
+    "images", "table", "scores", "outputs", "members", "embeddings", "texts", "weights", "estimator", "classifier",
+    "language", "encoder", "factory", "exported",
 ]  # fmt: skip
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".csv.xz", ".csv.gz", ".csv.bz2")
 TEXTS = (".txt", ".mbox", ".eml")
@@ -43,7 +43,7 @@ SCORES = (*TOWARDS_OTHERS, "score", "logit", "log_prob", "logprob", "likelihood"
           "rmia", "min_k", "mink", "zlib", "similarity")  # fmt: skip
 MOST_CLASSES = 50  # values of a last column that is taken for the class
 LONG = 40  # characters of a text that is no category, on average
-SETS = frozenset("ABCX")
+EXPORTED = ("images.csv", "sets.csv", "recipe.yaml")  # files of a folder that memlib export wrote
 OTHERS = ("nonmember", "non_member", "non-member", "test", "val", "holdout", "held_out", "heldout", "unseen", "out")
 """Beginnings of names of files and folders that hold what a model was not trained on."""
 
@@ -130,6 +130,8 @@ def is_of_others(path: str) -> bool:
 
 
 def _folder(path: str, place: Path) -> Thing:
+    if all((place / name).is_file() for name in EXPORTED):
+        return Thing("exported", path, "pictures that memlib export wrote, with their sets and recipe")
     config = place / "config.json"
     if config.is_file():
         return _of_transformers(path, config)
@@ -205,9 +207,9 @@ def _array(path: str, place: Path) -> Thing:
 
 
 def _table(path: str) -> Thing:
+    if count := _embeddings_in(path):
+        return Thing("embeddings", path, f"{count:,} embeddings")
     columns, kind = columns_of(path), "table"
-    if columns.member and columns.names and _is_of_sets(path, columns):
-        return Thing("sets", path, f"sets of {columns.rows:,} examples", columns)
     rest = [name for name in columns.features if name not in columns.scores] if not columns.scores else []
     what = f"{columns.rows:,} rows"
     if columns.probabilities:
@@ -222,8 +224,6 @@ def _table(path: str) -> Thing:
         what += f" with scores ({', '.join(columns.scores)})"
     elif columns.member and not rest and not columns.label:
         kind = "members"
-    elif _has_lists(path):
-        return Thing("embeddings", path, f"{columns.rows:,} embeddings", columns)
     if kind == "table":
         label = f", class {columns.label} ({len(columns.classes)} values)" if columns.label else ""
         what += f" of {len(columns.features)} columns{label}"
@@ -232,19 +232,16 @@ def _table(path: str) -> Thing:
     return Thing(kind, path, what + said, columns)  # type: ignore[arg-type]
 
 
-def _has_lists(path: str) -> bool:
-    if not path.endswith(".parquet"):
-        return False
-    import pyarrow.parquet as pq
-
-    return any(pa.types.is_list(one.type) or pa.types.is_fixed_size_list(one.type) for one in pq.read_schema(path))
-
-
-def _is_of_sets(path: str, columns: Columns) -> bool:
-    """Return whether a table assigns the sets A, B, C and X of a déjà vu audit to examples."""
-    if columns.member not in ("set", "split"):
-        return False
-    return set(pc.unique(_read(path, columns).texts[columns.member].cast(pa.string())).to_pylist()) <= SETS
+def _embeddings_in(path: str) -> int:
+    """Return the number of rows of a Parquet file with a column of lists of numbers; 0 for any other file."""
+    if not path.endswith(".parquet") or "://" in path:
+        return 0
+    try:
+        file = ParquetContent(path, path)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"cannot read {path} ({reason(error)})") from error
+    lists = [one.type for one in file.schema if pa.types.is_list(one.type) or pa.types.is_fixed_size_list(one.type)]
+    return file.num_rows if any(pa.types.is_floating(kind.value_type) for kind in lists) else 0
 
 
 def columns_of(path: str) -> Columns:
@@ -265,8 +262,6 @@ def columns_of(path: str) -> Columns:
     by_name = {name.strip().lower(): name for name in names}
     known = {name: _values(texts[name]) for name in names}
     member = next((by_name[one] for one in MEMBER if one in by_name and _tells_members(known[by_name[one]])), None)
-    if member is None and (named := next((by_name[one] for one in MEMBER if one in by_name), None)):
-        member = named if known[named] <= SETS else None
     unique = [name for name in names if len(known[name]) == rows and _is_name(table[name])]
     id_column = next((by_name[one] for one in IDS if by_name.get(one) in unique), None)
     person = next((by_name[one] for one in PERSONS if one in by_name and len(known[by_name[one]]) < rows), None)

@@ -7,6 +7,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from memlib.errors import UserError
 
 CALLED = frozenset({
@@ -88,6 +90,8 @@ def _found(module: str, name: str) -> Any:
     """Return a class or constructor that a file may name; None for anything else, which is not even imported."""
     if f"{module} {name}" in CALLED:
         return pickle.Unpickler(io.BytesIO()).find_class(module, name)
+    if module == "numpy" and isinstance(kind := getattr(np, name, None), type) and issubclass(kind, np.generic):
+        return kind
     if not module.startswith("sklearn.") or module.startswith(APART) or "." in name:
         return None
     found = pickle.Unpickler(io.BytesIO()).find_class(module, name)

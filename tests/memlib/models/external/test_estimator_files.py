@@ -8,13 +8,14 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+from sklearn.compose import ColumnTransformer
 from sklearn.ensemble import GradientBoostingClassifier, HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from sklearn.svm import SVC
 
 from memlib.errors import UserError
@@ -31,6 +32,8 @@ POINTS = RNG.normal(size=(60, 3)) + (LABELS == "benign")[:, None]
         RandomForestClassifier(3, random_state=np.random.RandomState(0)), HistGradientBoostingClassifier(max_iter=3),
         GradientBoostingClassifier(n_estimators=3), LogisticRegression(), GaussianNB(), KNeighborsClassifier(algorithm="kd_tree"),
         MLPClassifier((4,), max_iter=500), make_pipeline(StandardScaler(), LogisticRegression()),
+        make_pipeline(ColumnTransformer([("a", OneHotEncoder(handle_unknown="ignore"), [0])], remainder="passthrough"),
+                      RandomForestClassifier(3)),
     ],
     ids=lambda model: type(model).__name__,
 )  # fmt: skip
