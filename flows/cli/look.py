@@ -24,9 +24,15 @@ def look(
 
     Each THING is a file, a folder, or a function that builds a model, in any order:
 
-    photos model.pt nets:build (photos/train and photos/val; the function is not needed for torchvision's architectures);
-    members.csv others.csv model.joblib (or outputs.csv, a model's probabilities); scores.csv (with a column member);
-    model-folder base-folder members.jsonl others.jsonl (language models); exported a.parquet b.parquet (embeddings of what memlib export wrote).
+    photos model.pt nets:build: photos/train and photos/val, and a model (torchvision's need no function).
+
+    members.csv others.csv model.joblib: a table in two files, and a model or its probabilities (outputs.csv).
+
+    scores.csv: scores with a column member.
+
+    model-folder base-folder members.jsonl others.jsonl: texts, a language model, and the one that was fine-tuned.
+
+    exported a.parquet b.parquet: embeddings of what memlib export wrote.
 
     What needs no training to speak of is answered at once, as a run with a page. The full audit is the last line's command.
 

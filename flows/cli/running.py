@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +17,10 @@ from flows.cli.messages import say
 from flows.cli.store import AllOption, JsonOption, StoreOption, find_requested, opened_store, print_run
 from memlib.audits import AUDITS, audit_of
 from memlib.audits.arrangement import check_stages
-from memlib.console import show_json
+from memlib.console import console, show_json
 from memlib.errors import UserError
 from memlib.recipes.files import overridden, validate
+from memlib.recipes.named_files import check_files
 from memlib.recipes.request import AuditRequest
 from memlib.running.planning import Plan
 from memlib.runs.erasures import check_recipe, erased_part
@@ -194,12 +195,16 @@ def plan(
     force_stage: ForceOption = (),
     freeze: Path | None = None,
     key: Path | None = None,
+    quick: Annotated[bool, Parameter(negative="")] = False,
     json_: JsonOption = False,
 ) -> int:
     """Show what a run would do: each stage with its key, whether the store already holds it, and its estimated cost.
 
     With --freeze, also write it down before the run, for memlib run --plan: recipe, thresholds, looks, digests of data and
     code, and the date. Give the file's digest to somebody else, or let them sign it (memlib sign --plan), before you run.
+
+    Models, outputs and lists of members that a recipe names are then opened, with its data: do they fit, and does anything
+    contradict a declared draw?
 
     Costs are estimated from the most similar artifacts in the store. Keys that depend on artifacts not yet computed cannot
     be shown. Nothing is computed, and nothing is written to the store; a data set that the recipe says to download is
@@ -222,6 +227,8 @@ def plan(
         A new file for the frozen plan.
     key
         A file with your private key (see memlib sign), to sign the frozen plan.
+    quick
+        Leave models, outputs and lists unopened.
     json_
         Print the plan as JSON; with --freeze, the frozen one.
     """
@@ -243,7 +250,20 @@ def plan(
         stored.print_plan(steps)
         if file is not None:
             stored.print_frozen(file, named=f"frozen in {freeze}")
+    if not (quick or json_ or steps.is_finished):
+        _open(request)
     return 2 if steps.problems else 0
+
+
+def _open(request: AuditRequest) -> None:
+    """Open what a recipe names, before anything is trained, and print what was found."""
+    lines: Iterable[str] = check_files(request.recipe)
+    if not lines:
+        from memlib.running.opening import is_named, opened  # loads scipy
+
+        lines = (f"opened: {line}" for line in opened(request)) if is_named(request) else ()
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _frozen(request: AuditRequest, steps: Plan, path: Path, key: Path | None) -> PlanFile:

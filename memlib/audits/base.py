@@ -81,6 +81,10 @@ def _none(recipe: Any) -> Iterable[str]:
     return ()
 
 
+def _nothing_opened(recipe: Any, found: Mapping[type[Any], Any]) -> Iterable[str]:
+    return ()
+
+
 def _recipe_itself(content: Params) -> str:
     return ""
 
@@ -142,6 +146,8 @@ class Audit:
         exported: function that returns the images for the owner of encoders, for audits that accept supplied embeddings:
             takes a runner and the recipe.
         run_of: function that returns the id of a run, from its recipe as plain JSON and the key of its scores.
+        opened: function that returns what is known of a recipe's declarations before anything is trained, from the recipe
+            and the artifacts of the stages that read, by stage.
         variants: schemas of recipes on other kinds of data, by name of the variant; `recipe` reads these recipes, too.
         variant_of: function that returns the name of the variant to which a recipe's content belongs; "" for `recipe` itself.
         own_level: level of the audit's verdict, if it is not that of its recipe.
@@ -179,6 +185,7 @@ class Audit:
     utility: Callable[[Findings], Finding | None] = _unmeasured
     exported: Callable[[Any, Any], Exported] | None = None
     run_of: Callable[[Params, str], str] = run_name
+    opened: Callable[[Any, Mapping[type[Any], Any]], Iterable[str]] = _nothing_opened
     variants: Mapping[str, type[Spec]] = field(default_factory=dict)
     variant_of: Callable[[Params], str] = _recipe_itself
     own_level: float | None = None

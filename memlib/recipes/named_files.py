@@ -22,7 +22,7 @@ def check_files(recipe: Spec) -> list[str]:
             model.
     """
     absent = []
-    for spec in _specs_in(recipe):
+    for spec in specs_in(recipe):
         for name, check in _checks_of(spec):
             path = getattr(spec, name, None)
             if not isinstance(path, str):
@@ -34,15 +34,15 @@ def check_files(recipe: Spec) -> list[str]:
     return absent
 
 
-def _specs_in(value: Any) -> Iterator[Spec]:
+def specs_in(value: Any) -> Iterator[Spec]:
     """Yield a spec and all specs within it."""
     if isinstance(value, Spec):
         yield value
         for name in type(value).model_fields:
-            yield from _specs_in(getattr(value, name))
+            yield from specs_in(getattr(value, name))
     elif isinstance(value, Mapping | tuple):
         for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _specs_in(inner)
+            yield from specs_in(inner)
 
 
 def _check_members(path: str) -> None:

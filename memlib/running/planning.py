@@ -131,6 +131,11 @@ class Plan:
         return "\n".join([*lines, *self.unknown, *self.all_limits, self.cost])
 
     @property
+    def is_finished(self) -> bool:
+        """True if all stages are in the store."""
+        return bool(self.parts) and not self.is_partial and all(part.is_settled for part in self.parts.values())
+
+    @property
     def is_lower_bound(self) -> bool:
         """True if more may have to be computed than the known estimates account for."""
         return self.is_partial or self._has_unknown or bool(self.problems) or bool(self.cascade())

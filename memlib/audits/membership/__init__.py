@@ -19,6 +19,7 @@ The same models give counterfactual memorization and influence (Feldman and Zhan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits.attacks import IDS, LABELLED, PROBABILITIES, TABLES, TEXTS, Attack, DataFacts, metric_begins
@@ -57,6 +58,30 @@ def _limits(recipe: Recipe) -> Iterable[str]:
 def _utility(findings: Findings) -> Finding | None:
     """Return the target's share of right answers to non-members."""
     return findings.get("utility")
+
+
+def _opened(recipe: Recipe, found: Mapping[type[Any], Any]) -> Iterable[str]:
+    """Yield what is known of a declared draw before anything is trained."""
+    from memlib.audits.membership.controls import features_of, said_of_draw
+    from memlib.audits.membership.documents.stages import MakeDocuments, ReadDocumentMembers
+    from memlib.audits.membership.supplied import UNLISTED, ReadMembers
+    from memlib.audits.membership.units import Pool
+    from memlib.data.splits import TRAIN
+    from memlib.data.stages import Decode, HoldOut, TrainingData
+
+    members = found.get(ReadDocumentMembers if recipe.reads_texts else ReadMembers)
+    if members is None or not recipe.score.blind:
+        return
+    listed = members.content != UNLISTED
+    if recipe.reads_texts:
+        documents = found[MakeDocuments].content
+        known = replace(documents.features, values=documents.features.values[listed])
+        yield from said_of_draw(recipe, documents.table, members.content, known)
+        return
+    data = TrainingData(found[Decode], found[HoldOut])
+    rows = data.members(TRAIN)
+    features = features_of(Pool.of(rows, listed).ids, data, recipe.data.source)
+    yield from said_of_draw(recipe, rows, members.content, features)
 
 
 def _queried(runner: Runner, recipe: Recipe) -> tuple[NDArray[Any], dict[str, int]]:
@@ -159,6 +184,7 @@ AUDIT = Audit(
     headlines=HEADLINES,
     leaks=LEAKS,
     limits=_limits,
+    opened=_opened,
     queried=_queried,
     utility=_utility,
     columns=("auc", "true_alarms", "auc_of_models"),

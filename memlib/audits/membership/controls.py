@@ -8,19 +8,24 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from memlib.audits.membership.audited import Audited
+from memlib.audits.membership.audited import TOSSES, Audited
+from memlib.audits.membership.recipe import Recipe
+from memlib.audits.membership.supplied import UNLISTED
+from memlib.audits.membership.units import Pool
 from memlib.audits.membership.verdict import BLIND
-from memlib.data.blind_features import BlindFeatures, blind_features, owner_names
+from memlib.data.blind_features import DATES, IDS, BlindFeatures, blind_features, owner_names
 from memlib.data.stages import TrainingData
 from memlib.findings import Finding, Interval, diagnostic, estimate
 from memlib.identity import derive_seed
 from memlib.report.format import say_p
 from memlib.specs.base import Source
 from memlib.stats.blind import BlindBaseline, described_baseline, folds_by_group, tested_baseline
+from memlib.stats.coins import counts_p
 from memlib.stats.difficulty import CONTRADICTED, difference_p
 from memlib.stats.likeness import is_out, likeness, utility
-from memlib.stats.randomization import Design
+from memlib.stats.randomization import Design, home_labels
 
 FOLDS, REDRAWS = 5, 999
 ALIKE = (
@@ -28,6 +33,12 @@ ALIKE = (
 )
 UNLIKE = 0.05  # level over all numbers of the likeness
 FEWEST_SHADOWS = 3  # with which a target can be compared
+REMEDY = "say drawn: unknown, or list only examples among which chance alone decided who was a member"
+REMEDIES = {
+    IDS: "if ids only number rows or name files, leave data.source.id_column out; otherwise chance alone did not decide",
+    DATES: "list only examples of the same time, among which chance alone decided who was a member",
+}
+"""What can be done where a declared draw is contradicted, by the family of features that tells most."""
 OF_TOKENS = ("loss", "accuracy")  # numbers of the likeness that mean the same for tokens, of which many are answers at once
 
 
@@ -107,20 +118,57 @@ def difficulty_p(audited: Audited) -> float | None:
 
 def blind_baseline(audited: Audited, data: TrainingData) -> BlindBaseline | None:
     """Tell members from non-members without the model; None if memlib tossed the coins, or score.blind is false."""
-    recipe, pool = audited.recipe, audited.pool
+    recipe, pool, units = audited.recipe, audited.pool, audited.units
     if not recipe.score.blind or not recipe.target.is_external:
         return None
-    features = (audited.features or _features(pool.ids, data, recipe.data.source)).by_group(pool.groups)
-    units, seed = audited.units, derive_seed(recipe.score.seed, "blind")
-    numbers = np.arange(len(units))
+    features = audited.features or features_of(pool.ids, data, recipe.data.source)
+    return _told_apart(recipe, features.by_group(pool.groups), units.member, units.labels)
+
+
+def _told_apart(
+    recipe: Recipe, features: BlindFeatures, member: NDArray[np.bool_], labels: NDArray[np.int64]
+) -> BlindBaseline:
+    """Tell units that are members from others by features that are known without the model."""
+    seed, numbers = derive_seed(recipe.score.seed, "blind"), np.arange(len(member))
     if not recipe.is_drawn:
-        return described_baseline(features.values, features.families, units.member, numbers, folds=FOLDS, seed=seed)
+        return described_baseline(features.values, features.families, member, numbers, folds=FOLDS, seed=seed)
     folds = folds_by_group(numbers, FOLDS, seed=seed)
-    design = Design.of(units.member, units.labels)
+    design = Design.of(member, labels)
     return tested_baseline(features.values, features.families, design, folds, redraws=REDRAWS, seed=seed)
 
 
-def _features(ids: Sequence[str], data: TrainingData, source: Source) -> BlindFeatures:
+def said_of_draw(recipe: Recipe, rows: pa.Table, values: NDArray[np.int8], features: BlindFeatures) -> Iterator[str]:
+    """Yield what is known of a declared draw before any model is trained: is it contradicted, and what can be done?
+
+    Args:
+        rows: rows of the pool in tables.SPLITS.
+        values: (num_pool,) the owner's list: 1 for members, 0 for others, and UNLISTED.
+        features: features of the listed examples that are known without the model.
+    """
+    listed = values != UNLISTED
+    pool, target = Pool.of(rows, listed), recipe.target
+    member = pool.by_unit(values[listed] == 1)
+    labels = home_labels(pool.labels, pool.groups) if pool.has_groups else pool.labels
+    blind = _told_apart(recipe, features.by_group(pool.groups), member, labels)
+    if not recipe.is_drawn:
+        yield (
+            f"without the model, members can be told from non-members with an AUC of {blind.auc:.2f}; as target.drawn is "
+            "unknown, nothing is tested: say fixed for a random hold-out, coins for a coin each"
+        )
+        return
+    counts = None
+    if target.drawn == "coins":
+        seed = derive_seed(recipe.score.seed, "counts")
+        counts = counts_p(member, labels, target.coins, draws=TOSSES, seed=seed)
+    checks = Checks(blind, counts, None)
+    if checks.contradicts:
+        family = max(blind.by_family.items(), key=lambda item: item[1])[0]
+        yield f"{checks.warning}; {REMEDIES.get(family, REMEDY)}"
+    else:
+        yield f"nothing that is known without the model contradicts the declared draw ({say_p(checks.p_value)})"
+
+
+def features_of(ids: Sequence[str], data: TrainingData, source: Source) -> BlindFeatures:
     """Return the features of examples of the pool."""
     index = data.shard.content.index
     places = pc.index_in(pa.array(ids), value_set=index["example_id"].combine_chunks())

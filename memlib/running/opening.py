@@ -1,0 +1,112 @@
+"""What a recipe names is opened before anything is trained: data, lists, outputs, models, and a declared draw."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from memlib.audits.arrangement import body_of
+from memlib.data.datasets import open_source
+from memlib.data.stages import Decode, HoldOut, Split, TrainingData
+from memlib.errors import UserError
+from memlib.pipeline import user_code
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
+from memlib.recipes.named_files import specs_in
+from memlib.recipes.request import AuditRequest
+from memlib.running.runners import PlainRunner
+from memlib.specs import DataSpec, ExternalClassifierSpec, OutputsSpec
+from memlib.specs.external import WithMembers
+from memlib.store import Store
+from memlib.store.permissions import scratch
+
+if TYPE_CHECKING:
+    from memlib.pipeline.stage import CellRequest, Ended
+
+MOST = 20_000  # images of which the content is opened; tables are opened whatever their size
+TRIED = 8  # examples that a model is asked about
+
+
+class _Enough(Exception):
+    """The next stage does more than open what the recipe names."""
+
+
+class OpeningRunner(PlainRunner):
+    """A runner that reads data, roles, lists and outputs, and ends before the first stage that computes more."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.found: dict[type[AnyStage], AnyArtifact] = {}
+
+    def run(self, stage: Stage[Out]) -> Artifact[Out]:
+        """Run a stage that reads."""
+        if not (type(stage).__module__.startswith("memlib.data.") or stage.title.startswith("read ")):
+            raise _Enough
+        artifact = super().run(stage)
+        self.found[type(stage)] = artifact
+        return artifact
+
+    def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
+        """Run stages that read."""
+        return [self.run(stage) for stage in stages]
+
+    def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> Ended:
+        """Open no cells: each is planned by itself."""
+        raise _Enough
+
+
+def is_named(request: AuditRequest) -> bool:
+    """Return whether a recipe names a model, outputs or members, which a plan without data cannot check."""
+    return any(
+        isinstance(spec, ExternalClassifierSpec | OutputsSpec) or (isinstance(spec, WithMembers) and spec.members is not None)
+        for spec in specs_in(request.recipe)
+    )
+
+
+def opened(request: AuditRequest) -> Iterator[str]:
+    """Open what a recipe names, and yield what was found: of a declared draw, whether anything contradicts it.
+
+    Everything is computed in a store of its own, which is deleted.
+
+    Raises:
+        UserError: for outputs, lists or models that do not fit the data; the message says what to do.
+    """
+    recipe, data = request.recipe, getattr(request.recipe, "data", None)
+    if isinstance(data, DataSpec) and data.source.holds == "images" and (count := len(open_source(data.source))) > MOST:
+        yield f"the content of {count:,} images was not opened; a run reads what the recipe names before it trains"
+        return
+    user_code.allow(user_code.modules_in(recipe.model_dump(mode="json")))
+    with scratch("opening") as folder:
+        runner = OpeningRunner(Store(str(folder / "store")))
+        with contextlib.suppress(_Enough):
+            body_of(request.audit)(runner, recipe)
+        examples = _examples(runner)
+        if examples is not None:
+            models = [each for each in specs_in(recipe) if isinstance(each, ExternalClassifierSpec)]
+            for spec in {each.model_dump_json(): each for each in models}.values():
+                yield _asked(spec, examples)
+        yield from request.audit.opened(recipe, runner.found)
+
+
+def _examples(runner: OpeningRunner) -> TrainingData | None:
+    shard, splits = runner.found.get(Decode), runner.found.get(HoldOut, runner.found.get(Split))
+    return None if shard is None or splits is None else TrainingData(shard, splits)
+
+
+def _asked(spec: ExternalClassifierSpec, data: TrainingData) -> str:
+    """Ask a model about some examples, and say that it answers.
+
+    Raises:
+        UserError: when it cannot be loaded, or does not take the examples or know their classes.
+    """
+    import torch
+
+    from memlib.observe.models import load_logits
+
+    model, take = load_logits(spec, spec.weights, data.num_classes)
+    some: Any = data.images[:TRIED]
+    with torch.no_grad():
+        scores = model(take(some, torch.device("cpu")))
+    if not bool(torch.isfinite(scores).all()):
+        raise UserError(f"{spec.model} returns numbers that are not finite; check trained.inputs and the weights")
+    return f"{spec.model} takes the examples and knows their {data.num_classes} classes"
