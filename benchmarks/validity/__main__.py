@@ -26,6 +26,7 @@ MODULES = (
     "membership",
     "declared",
     "dossier",
+    "look",
 )
 
 

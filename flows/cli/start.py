@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from cyclopts import Parameter
 import memlib
 from flows.cli.completing import recipes
 from flows.cli.files import write_new
+from flows.cli.look import look
 from flows.cli.store import JsonOption, StoreOption
 from flows.prefect_server import check_prefect
 from memlib.audits import AUDITS, PACKAGES, audit_of
@@ -37,8 +39,9 @@ from memlib.store import DEFAULT_STORE, Store
 LIBRARIES = ("torch", "torchvision", "ray", "prefect", "numpy", "pyarrow", "scipy", "s3fs")
 LEAST_FREE = 2 * 2**30  # bytes of disk space; most audits fail with less
 Have = Literal[
-    "image-model", "classifier-and-name", "encoders", "outputs", "language-model", "fine-tuning", "images", "table", "nothing"
-]
+    "membership", "image-model", "classifier-and-name", "encoders", "outputs", "language-model", "fine-tuning", "images",
+    "table", "nothing",
+]  # fmt: skip
 """Situations for which there are starters, deployments/starters/for_<situation>.yaml."""
 DOSSIER = """\
 # All that memlib asks of these data, in one document; not_run says why other audits are not asked.
@@ -65,14 +68,16 @@ def init(
 ) -> None:
     """Write a commented recipe as a starting point: for an audit, or for what you have (--for), with questions on a terminal.
 
+    Without words, a terminal is asked for files and folders, at which memlib look then looks.
+
     Parameters
     ----------
     path
         The new file; by default named after the audit or after what you have, in the current folder.
     for_
-        Your situation: one image model and its training images; a classifier and a name; two encoders; a model's outputs; a
-        language model and secrets; texts to fine-tune on; images alone; a table; nothing yet. The recipe has the keys that
-        this needs; on a terminal, their values are asked for.
+        Your situation: a classifier and a list of its training rows; one image model and its training images; a classifier
+        and a name; two encoders; a model's outputs; a language model and secrets; texts to fine-tune on; images alone; a
+        table; nothing yet. The recipe has the keys that this needs; on a terminal, their values are asked for.
     data
         For a dossier: your data as YAML, as in "{kind: table, path: patients.csv, label_column: outcome}" (memlib sources
         lists the kinds). The recipe asks all that applies to them, and says why other audits do not apply.
@@ -89,6 +94,9 @@ def init(
     if data and (audit != "dossier" or for_ is not None):
         raise UserError("--data is for a dossier: memlib init dossier --data DATA; in other recipes, set data.source")
     if audit is None and for_ is None:
+        if things := _ask_for_things():
+            look(*things)
+            return
         for_ = _ask_for_situation()
     if for_ is not None:
         name, starter = for_.replace("-", "_"), f"for_{for_}.yaml"
@@ -140,6 +148,14 @@ def _starter(name: str) -> str:
     return (SHIPPED / "starters" / name).read_text(encoding="utf-8")
 
 
+def _ask_for_things() -> list[str]:
+    """Ask on a terminal for files and folders, at which `memlib look` then looks; return none elsewhere."""
+    if not _can_ask():
+        return []
+    console.print("Name what you have: a model, and what it was and was not trained on; or press Enter for a list.")
+    return shlex.split(input("Files, folders: "))
+
+
 def _ask_for_situation() -> Have:
     """Ask what the user has, on a terminal.
 
@@ -148,7 +164,9 @@ def _ask_for_situation() -> Have:
     """
     choices: tuple[Have, ...] = get_args(Have)
     if not _can_ask():
-        raise UserError(f"name an audit, or say what you have: memlib init --for {'|'.join(choices)}")
+        raise UserError(
+            f"name an audit, or say what you have: memlib look FILE_OR_FOLDER ..., or memlib init --for {'|'.join(choices)}"
+        )
     for number, choice in enumerate(choices, start=1):
         situation = _starter(f"for_{choice}.yaml").partition("\n")[0].removeprefix("# ")
         console.print(f"{number}  {choice}: {situation}", soft_wrap=True)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,7 +146,7 @@ def _of_outputs(tables: Sequence[Thing], things: Sequence[Thing], said: Said, fo
     label = said.label or columns.label
     if label is None:
         raise UserError(f"{tables[0].path} has no column of the true class; name it with --label, or bring the examples")
-    listed = _examples(tables, things, folder, {label: "label", **_classes(columns, tables[0].path)})
+    listed = _examples(tables, things, folder, {label: "label", **_classes(tables[0], label)})
     source = {"kind": "ids", "path": listed.path, "id_column": listed.ids, "label_column": listed.label or label}
     target = {"outputs": {"path": listed.path, "id_column": listed.ids}, "members": listed.members}
     return Asked(
@@ -242,12 +242,18 @@ def _columns(table: Thing) -> Columns:
     return table.columns
 
 
-def _classes(columns: Columns, path: str) -> dict[str, str]:
+def _classes(table: Thing, label: str) -> dict[str, str]:
     """Return the columns of probabilities, each with the name of its class."""
+    columns = _columns(table)
+    if label not in columns.names:
+        raise UserError(f"{table.path} has no column {label!r}; it has {', '.join(columns.names)}")
+    if label != columns.label:
+        values = {str(value) for value in read_columns(table.path, columns)[label].to_pylist()}
+        columns = replace(columns, classes=tuple(sorted(values)))
     if len(columns.classes) != len(columns.probabilities):
         raise UserError(
-            f"{path} has probabilities of {len(columns.probabilities)} classes, but {len(columns.classes)} in the column "
-            "of the class; name another one with --label"
+            f"{table.path} has probabilities of {len(columns.probabilities)} classes, but {len(columns.classes)} in the "
+            "column of the class; name another one with --label"
         )
     stems = {name.lower().removeprefix("prob_").removeprefix("p_"): name for name in columns.probabilities}
     if all(one.lower() in stems for one in columns.classes):
@@ -335,8 +341,7 @@ def _id_of(outputs: Thing) -> Recipe:
 
 def _outputs_of(sides: Sequence[Thing], label: str) -> bytes:
     """Return the probabilities that tables hold as a table of their own, by the ids that their source has."""
-    columns = _columns(sides[0])
-    classes = _classes(columns, sides[0].path)
+    classes = _classes(sides[0], label)
     starts = [""] if len(sides) == 1 else [f"{name}/" for name in SIDES]
     ids, table = [], {new: [] for new in classes.values()}  # type: ignore[var-annotated]
     for start, one in zip(starts, sides, strict=True):

@@ -44,8 +44,9 @@ SCORES = (*TOWARDS_OTHERS, "score", "logit", "log_prob", "logprob", "likelihood"
 MOST_CLASSES = 50  # values of a last column that is taken for the class
 LONG = 40  # characters of a text that is no category, on average
 EXPORTED = ("images.csv", "sets.csv", "recipe.yaml")  # files of a folder that memlib export wrote
-OTHERS = ("nonmember", "non_member", "non-member", "test", "val", "holdout", "held_out", "heldout", "unseen", "out")
-"""Beginnings of names of files and folders that hold what a model was not trained on."""
+OTHERS = frozenset({"nonmember", "nonmembers", "non", "test", "testing", "val", "valid", "validation", "holdout", "held",
+                    "heldout", "unseen", "out", "other", "others"})  # fmt: skip
+"""Words in names of files and folders that hold what a model was not trained on."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ def looked_at(path: str) -> Thing:
 
 def is_of_others(path: str) -> bool:
     """Return whether the name of a file or a folder says that a model was not trained on its content."""
-    return PurePosixPath(path.rstrip("/")).name.lower().startswith(OTHERS)
+    return not OTHERS.isdisjoint(re.findall("[a-z]+", PurePosixPath(path.rstrip("/")).stem.lower()))
 
 
 def _folder(path: str, place: Path) -> Thing:
@@ -188,10 +189,8 @@ def _is_xgboost(place: Path) -> bool:
 
 def _array(path: str, place: Path) -> Thing:
     try:
-        with np.load(place, allow_pickle=False) as found:
-            array = found if isinstance(found, np.ndarray) else found[next(iter(found.files))]
-    except AttributeError:
-        array = np.load(place, allow_pickle=False)
+        found = np.load(place, allow_pickle=False)
+        array = found if isinstance(found, np.ndarray) else found[next(iter(found.files))]
     except (OSError, ValueError, StopIteration) as error:
         raise UserError(f"cannot read the array {path} ({type(error).__name__})") from error
     if array.ndim == 1 and (array.dtype == bool or np.issubdtype(array.dtype, np.integer)):
@@ -271,7 +270,7 @@ def columns_of(path: str) -> Columns:
     probabilities = _probabilities(table, numbers, known.get(label or "", set()))
     text = next((name for name in rest if name not in numbers and _is_long(texts[name])), None)
     scores = [name for name in numbers if name not in probabilities and any(one in name.lower() for one in SCORES)]
-    if member and not scores and not probabilities and 1 <= len(numbers) == len(rest) and len(numbers) <= 2:
+    if member and not (scores or probabilities or label) and 1 <= len(numbers) == len(rest) <= 2:
         scores = numbers  # a member column beside a number or two
     features = [name for name in rest if name not in (*probabilities, text) and name not in scores]
     if member is None or any(name in numbers for name in features) or len(features) > 2:
@@ -332,7 +331,7 @@ def _is_name(column: pa.ChunkedArray) -> bool:
 
 
 def _is_long(column: pa.ChunkedArray) -> bool:
-    if not pa.types.is_string(column.type):
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         return False
     lengths = pc.mean(pc.utf8_length(column)).as_py() or 0
     return lengths > LONG and (pc.mean(pc.cast(pc.match_substring(column, " "), pa.int8())).as_py() or 0) > 0.5

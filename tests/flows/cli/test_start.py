@@ -67,7 +67,8 @@ def test_every_starter_recipe_validates_with_its_examples_and_with_answers(
     assert not asked or "no: {1}" in values
 
 
-ANSWERS = {"Architecture,": "resnet18", "Side": "32", "Did": "true", "Function": "a.b:c", "The": "my pin is {d4}"}
+ANSWERS = {"Architecture,": "resnet18", "Side": "32", "Did": "true", "Function": "a.b:c", "The": "my pin is {d4}",
+           "Fitted": "m.joblib", "How": "fixed"}  # fmt: skip
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -83,15 +84,15 @@ def test_init_without_arguments_asks_which_data_or_model_the_user_has(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init"]) == 2
-    assert "say what you have: memlib init --for image-model|" in capsys.readouterr().err
+    assert "memlib look FILE_OR_FOLDER ..., or memlib init --for membership|" in capsys.readouterr().err
     monkeypatch.setattr("flows.cli.start._can_ask", lambda: True)
-    answers = iter(["9"])
+    answers = iter(["", "10"])
     monkeypatch.setattr("builtins.input", lambda question: next(answers, ""))
     assert main(["init"]) == 0
     printed = capsys.readouterr().out
-    assert "8  table: You have a table (CSV or Parquet) with a label." in printed
+    assert "9  table: You have a table (CSV or Parquet) with a label." in printed
     assert "wrote nothing.yaml" in printed
-    monkeypatch.setattr("builtins.input", lambda question: "12")
+    answers = iter(["", "12"])
     assert main(["init"]) == 2
     assert main(["init", "nosuch"]) == 2
     assert "there is no audit 'nosuch'" in capsys.readouterr().err

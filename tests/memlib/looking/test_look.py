@@ -1,0 +1,165 @@
+"""Looking at models and data: first answers that are right, recipes that run, and objects of Python."""
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder
+from torch import nn
+
+import memlib
+from memlib.errors import UserError
+from memlib.findings import DESCRIPTIVE, INCONCLUSIVE, SHOWN
+from memlib.recipes.request import AuditRequest
+
+COUNT = 240
+RNG = np.random.default_rng(5)
+POINTS = RNG.normal(size=(COUNT, 3))
+LABELS = np.where(POINTS[:, 0] + RNG.normal(size=COUNT) > 0, "yes", "no")
+INSIDE = RNG.permutation(COUNT) < COUNT // 2
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def forest(inside: Any = INSIDE) -> RandomForestClassifier:
+    return RandomForestClassifier(20, random_state=0).fit(POINTS[inside], LABELS[inside])
+
+
+def pairs() -> list[tuple[Any, Any]]:
+    return [(POINTS[side], LABELS[side]) for side in (INSIDE, ~INSIDE)]
+
+
+def test_a_model_with_memory_is_shown_from_arrays() -> None:
+    found = memlib.look(*pairs(), forest(), drawn="fixed")
+    assert found.run is not None
+    assert found.run.verdict.word == SHOWN
+    assert str(found).splitlines()[-1].endswith("memlib run membership.yaml")
+    request = AuditRequest.read(str(found.recipe))
+    assert request.recipe.shadows.count == 16  # type: ignore[attr-defined]
+    assert len(request.recipe.score.attacks) == 7  # type: ignore[attr-defined]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in Path().glob("*.csv"))
+
+
+def test_a_model_of_other_data_is_neither_shown_nor_bounded() -> None:
+    rng = np.random.default_rng(6)
+    points = rng.normal(size=(COUNT, 3))
+    labels = np.where(points[:, 0] + rng.normal(size=COUNT) > 0, "yes", "no")
+    innocent = RandomForestClassifier(20, random_state=0).fit(points, labels)
+    found = memlib.look(*pairs(), innocent, drawn="fixed")
+    assert found.run is not None
+    assert found.run.verdict.word == INCONCLUSIVE
+    assert "attacks that were possible were not run" in found.run.verdict.explanation
+
+
+def test_without_a_declared_draw_nothing_is_tested_and_the_advice_says_how() -> None:
+    found = memlib.look(*pairs(), forest())
+    assert found.run is not None
+    assert found.run.verdict.word == DESCRIPTIVE
+    assert "add --drawn fixed" in found.advice[0]
+
+
+def test_two_files_and_a_saved_estimator_need_no_recipe_and_keep_the_first_one() -> None:
+    for name, side in (("test.csv", ~INSIDE), ("a.csv", INSIDE)):
+        pd.DataFrame(POINTS[side], columns=list("abc")).assign(label=LABELS[side]).to_csv(name, index=False)
+    joblib.dump(forest(), "m.joblib")
+    found = memlib.look("test.csv", "a.csv", "m.joblib", drawn="fixed")  # the name says that test.csv is the other side
+    assert found.run is not None
+    assert found.run.verdict.word == SHOWN
+    assert found.recipe == Path("membership.yaml")
+    assert memlib.look("test.csv", "a.csv", "m.joblib", drawn="fixed").recipe == Path("membership_2.yaml")
+
+
+def test_a_pipeline_that_takes_named_columns_is_known_by_its_probabilities() -> None:
+    frame = pd.DataFrame({"a": POINTS[:, 0], "b": POINTS[:, 1], "sex": RNG.choice(["f", "m"], COUNT), "label": LABELS})
+    encoder = ColumnTransformer([("sex", OneHotEncoder(), ["sex"])], remainder="passthrough")
+    model = make_pipeline(encoder, RandomForestClassifier(20, random_state=0))
+    model.fit(frame[INSIDE].drop(columns="label"), LABELS[INSIDE])
+    joblib.dump(model, "m.joblib")
+    frame[INSIDE].to_csv("members.csv", index=False)
+    frame[~INSIDE].to_csv("others.csv", index=False)
+    found = memlib.look("members.csv", "others.csv", "m.joblib", drawn="fixed")
+    assert found.run is not None
+    assert found.run.verdict.word == SHOWN
+    assert "known by its probabilities" in found.understood[-1]
+    assert memlib.look(frame[INSIDE], frame[~INSIDE], model, drawn="fixed").run.verdict.word == SHOWN  # type: ignore[union-attr]
+
+
+def test_a_module_is_asked_about_arrays_of_pictures() -> None:
+    pictures = torch.tensor(RNG.normal(size=(80, 1, 4, 4)), dtype=torch.float32)
+    labels = torch.arange(80) % 2
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 2))
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    for _ in range(200):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(pictures[:40]), labels[:40]).backward()
+        optimizer.step()
+    sides = [(pictures[:40].numpy(), labels[:40].numpy()), (pictures[40:].numpy(), labels[40:].numpy())]
+    found = memlib.look(*sides, net, drawn="fixed")
+    assert found.run is not None
+    assert found.run.verdict.word == SHOWN
+    assert found.question == "Who was in the training set of the model, by its probabilities alone?"
+
+
+@pytest.mark.parametrize(("effect", "word"), [(1.5, SHOWN), (0.0, INCONCLUSIVE)])
+def test_scores_in_a_table_or_in_two_are_answered_alike(effect: float, word: str) -> None:
+    rng = np.random.default_rng(7)
+    member = rng.permutation(COUNT) < COUNT // 2
+    table = pd.DataFrame({"nll": rng.normal(size=COUNT) - effect * member, "in_train": np.where(member, "train", "test")})
+    table.to_csv("scores.csv", index=False)
+    one = memlib.look("scores.csv", drawn="fixed")
+    for name, side in (("in.csv", member), ("out.csv", ~member)):
+        table[side].drop(columns="in_train").assign(member="yes").to_csv(name, index=False)
+    assert one.run is not None
+    assert one.run.verdict.word == word
+    assert "nll counts as smaller for members" in one.understood[1]
+    table.drop(columns="in_train").assign(**{"score b": rng.normal(size=COUNT), "member": member}).to_csv(
+        "b.csv", index=False
+    )
+    both = memlib.look("b.csv", drawn="fixed", score="score b")
+    assert both.run is not None
+    assert both.run.verdict.word == INCONCLUSIVE
+    assert "not tested: nll; --score names another one" in both.understood
+
+
+def test_rows_of_persons_are_their_persons() -> None:
+    rng = np.random.default_rng(8)
+    person = rng.integers(0, 50, COUNT)
+    member = (rng.permutation(50) < 25)[person]
+    pd.DataFrame({
+        "record_id": rng.permutation(COUNT), "patient": [f"p{number}" for number in person], "loss": rng.normal(size=50)[person],
+        "member": member,
+    }).to_csv("scores.csv", index=False)  # fmt: skip
+    found = memlib.look("scores.csv", drawn="fixed")
+    assert found.run is not None
+    assert found.run.summary["n"].to_pylist()[0] == len(set(person))
+    assert found.run.verdict.word == INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("things", "said"),
+    [
+        ((), "bring something to look at"),
+        ((pairs()[0], pairs()[1], pairs()[0]), "3 sets of examples and 0 models"),
+        ((np.zeros(3),), "a ndarray is no data frame and no pair"),
+        ((pd.DataFrame({"a": [1.0, 2.0], "b": [1.0, 2.0]}),), "which column of the data frame is the class"),
+        (("none.csv",), "there is no file or folder none.csv"),
+    ],
+)
+def test_things_that_cannot_be_looked_at_are_refused(things: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        memlib.look(*things)
+    assert not list(Path().glob("*.yaml"))
