@@ -34,7 +34,7 @@ HOW = {
 
 @dataclass(frozen=True)
 class Look:
-    """What was understood of the things that somebody brought, and the answer that needed no training."""
+    """The description of the things that somebody brought, and the answer that needed no training."""
 
     understood: tuple[str, ...]  #: a line for each thing, then remarks.
     question: str  #: what was asked, or what is missing.

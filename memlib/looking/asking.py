@@ -1,4 +1,4 @@
-"""What can be asked of the things that people bring: a recipe that is answered at once, and one of the full audit."""
+"""Questions to the things that people bring: a recipe that is answered at once, and one of the full audit."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ SIDES = ("members", "nonmembers")  # names of two files of one table
 
 @dataclass(frozen=True)
 class Said:
-    """What is said beside the things."""
+    """Declarations and names that are given beside the things."""
 
     drawn: Drawn = "unknown"  #: how the members were chosen.
     label: str = ""  #: column of the class; "": as its name tells.
@@ -144,7 +144,7 @@ def _of_outputs(tables: Sequence[Thing], things: Sequence[Thing], said: Said, fo
     """Ask whether a model's probabilities tell members, without the examples themselves."""
     columns = _columns(tables[0])
     label = said.label or columns.label
-    if label is None:
+    if label is None or not columns.probabilities:
         raise UserError(f"{tables[0].path} has no column of the true class; name it with --label, or bring the examples")
     listed = _examples(tables, things, folder, {label: "label", **_classes(tables[0], label)})
     source = {"kind": "ids", "path": listed.path, "id_column": listed.ids, "label_column": listed.label or label}

@@ -41,6 +41,7 @@ LABELS = ("label", "labels", "target", "y", "class", "outcome", "diagnosis", "in
 TOWARDS_OTHERS = ("loss", "nll", "perplexity", "ppl", "distance", "entropy", "error", "surprise", "mse")
 SCORES = (*TOWARDS_OTHERS, "score", "logit", "log_prob", "logprob", "likelihood", "confidence", "conf", "prob", "lira",
           "rmia", "min_k", "mink", "zlib", "similarity")  # fmt: skip
+OF_CLASSES = ("scores", "probabilities", "probs", "logits")  # columns of lists with a number for each class
 MOST_CLASSES = 50  # values of a last column that is taken for the class
 LONG = 40  # characters of a text that is no category, on average
 EXPORTED = ("images.csv", "sets.csv", "recipe.yaml")  # files of a folder that memlib export wrote
@@ -206,8 +207,8 @@ def _array(path: str, place: Path) -> Thing:
 
 
 def _table(path: str) -> Thing:
-    if count := _embeddings_in(path):
-        return Thing("embeddings", path, f"{count:,} embeddings")
+    if nested := _of_lists(path):
+        return nested
     columns, kind = columns_of(path), "table"
     rest = [name for name in columns.features if name not in columns.scores] if not columns.scores else []
     what = f"{columns.rows:,} rows"
@@ -231,16 +232,32 @@ def _table(path: str) -> Thing:
     return Thing(kind, path, what + said, columns)  # type: ignore[arg-type]
 
 
-def _embeddings_in(path: str) -> int:
-    """Return the number of rows of a Parquet file with a column of lists of numbers; 0 for any other file."""
+def _of_lists(path: str) -> Thing | None:
+    """Return a Parquet file with a list of numbers in each row, as outputs or embeddings; None for any other file.
+
+    Raises:
+        UserError: when it holds pictures, chats or other nested values.
+    """
     if not path.endswith(".parquet") or "://" in path:
-        return 0
+        return None
     try:
         file = ParquetContent(path, path)
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"cannot read {path} ({reason(error)})") from error
-    lists = [one.type for one in file.schema if pa.types.is_list(one.type) or pa.types.is_fixed_size_list(one.type)]
-    return file.num_rows if any(pa.types.is_floating(kind.value_type) for kind in lists) else 0
+    names, rows = tuple(file.schema.names), file.num_rows
+    for one in file.schema:
+        if pa.types.is_list(one.type) or pa.types.is_fixed_size_list(one.type) or pa.types.is_large_list(one.type):
+            if pa.types.is_floating(one.type.value_type) and one.name.lower() in OF_CLASSES:
+                columns = Columns(names, rows, next((name for name in IDS if name in names), None))
+                return Thing("outputs", path, f"{rows:,} rows with a model's {one.name} by class", columns)
+            if pa.types.is_floating(one.type.value_type):
+                return Thing("embeddings", path, f"{rows:,} embeddings")
+        if pa.types.is_nested(one.type) or pa.types.is_binary(one.type):
+            raise UserError(
+                f"{path} holds pictures, chats or the like in column {one.name}, at which look does not look; write a "
+                "recipe by memlib init --for images or fine-tuning, with data.source of kind parquet or text_parquet"
+            )
+    return None
 
 
 def columns_of(path: str) -> Columns:

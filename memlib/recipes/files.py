@@ -15,6 +15,7 @@ from memlib.errors import UserError
 from memlib.recipes import RecipeError
 from memlib.recipes.yaml import Removed, Replaced, inherited, inherited_commented, print_yaml, read_commented, read_yaml
 from memlib.sanitize import is_plain, plain
+from memlib.specs.observing import NAMED
 from memlib.store.permissions import read_plain
 
 SHIPPED = Path(__file__).parents[2] / "deployments"  # by its place: a user's project may have a folder of this name, too
@@ -317,6 +318,7 @@ def validate(
 
 
 FORMS: Mapping[str, tuple[str, str]] = {
+    NAMED: ("must be MODULE:NAME, a function that Python can import, or a file or folder of a model", "my_models:build"),
     r"^\w+(\.\w+)*:\w+$": ("must be MODULE:NAME, a function or class that Python can import", "my_models:build"),
     r"^[a-z_]+$": ("must be lower-case letters and underscores", "bases"),
     r"^[\w./-]+$": ("must be letters, digits, _ . / and - without spaces", "facebook/vit-mae-base"),

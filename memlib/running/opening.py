@@ -1,4 +1,4 @@
-"""What a recipe names is opened before anything is trained: data, lists, outputs, models, and a declared draw."""
+"""Opening of all that a recipe names before anything is trained: data, lists, outputs and models, and a declared draw."""
 
 from __future__ import annotations
 

@@ -417,7 +417,7 @@ class PartSpec(Spec):
 
 class JoinedSource(Source):
     """Several sources of images combined into one: example ids are <part>/<id>. Classes are matched by index and named by the
-    first part."""
+    first part. Tables that are joined are read as one, as by `files`."""
 
     kind: Literal["joined"]
     parts: Mapping[Annotated[str, Field(pattern=r"^\w[\w-]*$")], PartSpec] = Field(min_length=1)
@@ -456,6 +456,10 @@ class LabelsSpec(Spec):
     renumbered without gaps."""
 
 
+def _are_mappings(parts: Mapping[str, Any]) -> bool:
+    return all(isinstance(part, Mapping) for part in parts.values())
+
+
 class DataSpec(Spec):
     """The images, and the size at which they are decoded once for all later stages. Points are stored unchanged."""
 
@@ -479,6 +483,23 @@ class DataSpec(Spec):
     are taken to lie in [0, 1]."""
     labels: LabelsSpec | None = None
     """Labels whose examples are left out, such as those without a class."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_joined_tables(cls, content: Any) -> Any:
+        """Read tables that are joined as the files of one table."""
+        source = content.get("source") if isinstance(content, Mapping) else None
+        parts = source.get("parts") if isinstance(source, Mapping) and source.get("kind") == "joined" else None
+        if not isinstance(parts, Mapping) or not _are_mappings(parts):
+            return content
+        inner = [part.get("source") for part in parts.values()]
+        if not inner or not all(isinstance(one, Mapping) and one.get("kind") == "table" for one in inner):
+            return content
+        (first, *others) = ({name: value for name, value in one.items() if name != "path"} for one in inner)
+        if any(other != first for other in others) or any(part.keys() != {"source"} for part in parts.values()):
+            raise ValueError("tables that are joined have the same settings but for path, and no change")
+        files = {name: one.get("path", "") for name, one in zip(parts, inner, strict=True)}
+        return {**content, "source": {**first, "files": files}}
 
 
 CropMode = Literal["maximal", "official", "corner"]

@@ -152,6 +152,8 @@ def _cell(facts: DataFacts) -> CellSpec | str:
             return "it is about documents; the data are pairs"
         return CellSpec(name="membership", recipe="membership_documents", set={"title": "Membership", "split": facts.split})
     change: dict[str, Any] = {"title": "Membership", "split": facts.split}
+    if facts.kind == "ids":
+        return "of examples without content it needs scores; memlib look writes its recipe"
     if facts.model is not None and not facts.members:
         return "for a given model it needs the list of the training examples; give --members FILE"
     if facts.model is not None:

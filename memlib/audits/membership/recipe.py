@@ -239,6 +239,22 @@ class Recipe(Spec):
 
     @model_validator(mode="before")
     @classmethod
+    def _with_nonmembers(cls, content: Any) -> Any:
+        """Read members and non-members that are two tables as the files of one."""
+        target = content.get("target") if isinstance(content, Mapping) else None
+        if not isinstance(target, Mapping) or "nonmembers" not in target:
+            return content
+        data, sides = content.get("data"), {name: target.get(name) for name in ("members", "nonmembers")}
+        source = data.get("source") if isinstance(data, Mapping) else None
+        if not isinstance(source, Mapping) or source.get("kind") != "table" or source.get("path") or source.get("files"):
+            raise ValueError("target.nonmembers names the second of two tables: data.source is of kind table, without a path")
+        kept = {name: value for name, value in target.items() if name != "nonmembers"}
+        return {
+            **content, "data": {**data, "source": {**source, "files": sides}}, "target": {**kept, "members": "members/"},
+        }  # fmt: skip
+
+    @model_validator(mode="before")
+    @classmethod
     def _with_own_model(cls, content: Any) -> Any:
         """Fill in the architecture of the shadow models where the target's own is meant."""
         if cls.reads_texts or not isinstance(content, Mapping) or content.get("model") is not None:

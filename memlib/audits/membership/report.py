@@ -42,6 +42,7 @@ DASHES: Sequence[Any] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), 
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK, MUTED, "#2aa198")  # one per attack
 SMALLEST_RATE = 1e-3  # of false alarms that is drawn, where non-members are many
 LEAD_WORDS = 45  # of the box of the verdict; the rest follows below
+ENOUGH = 64  # shadow models from which more of them add little
 LISTED = 25  # units and pairs that are listed
 _TERMS = ("shadow model", "member", "AUC", "true alarms", "memorization", "epsilon", "LiRA", "RMIA")
 _METHOD = (
@@ -536,6 +537,7 @@ def _facts(recipe: Recipe, sizes: Mapping[str, int], findings: Findings) -> Mapp
         "pool": f"{sizes[TRAIN]:,} {noun}" + (f"; {sizes[HELD_OUT]:,} held out" if sizes[HELD_OUT] else ""),
         "model": ", ".join(f"{key} {value}" for key, value in _settings(recipe).items() if key != "kind"),
         "shadow models": f"{recipe.shadows.count}, each trained on an example with probability {recipe.shadows.share:g}"
+        + ("; 64 find more, and those that are trained are kept" if recipe.shadows.count < ENOUGH else "")
         if recipe.shadows.count
         else "none",
         "queries": str(recipe.queries.count),

@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joblib.dump(forest(), "m.joblib")
 
 
-def test_what_was_understood_precedes_the_verdict_and_the_last_line_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_look_describes_things_before_its_verdict_and_ends_with_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["look", *THINGS, "--drawn", "fixed"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "members.csv: 120 rows of 3 columns, class label (2 values)"

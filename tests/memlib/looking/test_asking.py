@@ -1,4 +1,4 @@
-"""What can be asked of things: valid recipes, the right sides, and what is missing in words."""
+"""Questions to things: valid recipes, the right sides, and words for missing things."""
 
 import json
 from pathlib import Path
@@ -129,7 +129,7 @@ def test_parts_and_folders_of_images_are_sides() -> None:
         (("tuned",), "Of a model alone nothing can be asked"),
     ],
 )
-def test_what_is_missing_is_said_with_what_can_be_asked_all_the_same(things: tuple[str, ...], said: str) -> None:
+def test_missing_things_are_named_beside_other_questions(things: tuple[str, ...], said: str) -> None:
     found = looked(*things)
     assert said in found.question
     assert found.quick is None

@@ -54,7 +54,7 @@ def test_tables_are_known_by_their_columns(name: str, ending: str, tmp_path: Pat
     assert said in found.said
 
 
-def test_what_excel_writes_is_read(tmp_path: Path) -> None:
+def test_tables_with_semicolons_and_decimal_commas_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     pd.DataFrame({"a": NUMBERS[:, 0], "b": NUMBERS[:, 1], "c": NUMBERS[:, 2], "label": CLASSES}).to_csv(
         path, index=False, sep=";", decimal=",", encoding="utf-8-sig"

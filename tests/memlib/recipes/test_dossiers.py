@@ -76,7 +76,9 @@ def test_every_kind_of_source_is_among_these() -> None:
     from memlib.specs.base import Source
 
     tried = {source if isinstance(source, str) else source["kind"] for source, _ in SOURCES}
-    assert tried == {kind.model_fields["kind"].annotation.__args__[0] for kind in Source.__subclasses__()}  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="no audit applies: .*it needs scores"):
+        dossier_recipe({"kind": "ids", "path": "scores.csv"})
+    assert tried | {"ids"} == {kind.model_fields["kind"].annotation.__args__[0] for kind in Source.__subclasses__()}  # type: ignore[union-attr]
 
 
 def test_the_crop_of_a_deja_vu_audit_follows_from_the_boxes() -> None:

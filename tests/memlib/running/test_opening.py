@@ -1,4 +1,4 @@
-"""What a recipe names is opened by its plan: models, outputs, lists and declared draws."""
+"""Plans open all that a recipe names: models, outputs, lists and declared draws."""
 
 from pathlib import Path
 from typing import Any
@@ -42,14 +42,14 @@ def with_target(**changes: Any) -> dict[str, Any]:
     return {"target": {**RECIPE["target"], **changes}}
 
 
-def test_a_model_and_a_draw_without_fault_are_said_to_fit() -> None:
+def test_a_model_and_a_draw_without_fault_pass() -> None:
     model, draw = lines()
     assert model == "m.joblib takes the examples and knows their 2 classes"
     assert draw.startswith("nothing that is known without the model contradicts the declared draw (p = ")
     assert not Path("memlib-store").exists()
 
 
-def test_a_draw_that_ids_contradict_is_told_before_anything_is_trained() -> None:
+def test_a_draw_that_ids_contradict_is_reported_before_training() -> None:
     table = pd.read_csv("records.csv").assign(id=np.where(INSIDE, "2019-", "2021-") + pd.Series(range(COUNT)).astype(str))
     table.to_csv("records.csv", index=False)
     source = {**RECIPE["data"]["source"], "id_column": "id"}
@@ -64,7 +64,7 @@ def test_members_of_a_declared_draw_by_coins_are_counted_by_class() -> None:
     assert "the numbers of members by class are not those of independent coins" in draw
 
 
-def test_an_undeclared_draw_is_told_with_the_ways_to_declare_it() -> None:
+def test_a_plan_lists_the_ways_to_declare_a_draw() -> None:
     *_, draw = lines(**with_target(drawn="unknown"))
     assert "say fixed for a random hold-out, coins for a coin each" in draw
 
@@ -79,7 +79,7 @@ def test_an_undeclared_draw_is_told_with_the_ways_to_declare_it() -> None:
         (with_target(members="short.npy"), "a mask of 3 examples, but the data have 240"),
     ],
 )
-def test_what_does_not_fit_the_data_is_refused(change: dict[str, Any], said: str) -> None:
+def test_models_and_files_that_do_not_fit_the_data_are_refused(change: dict[str, Any], said: str) -> None:
     joblib.dump(RandomForestClassifier(2).fit(POINTS[:, :2], LABELS), "other.joblib")
     joblib.dump(RandomForestClassifier(2).fit(POINTS, np.arange(COUNT) % 3), "three.joblib")
     pd.read_csv("flat.csv", dtype=str)[1:].to_csv("short.csv", index=False)

@@ -133,3 +133,25 @@ def test_contradicting_settings_are_refused(change: dict[str, Any], said: str) -
     }
     with pytest.raises(ValueError, match=said):
         Recipe.model_validate({**recipe, **change})
+
+
+def test_members_and_others_in_two_tables_are_the_files_of_one() -> None:
+    source = {"kind": "table", "label_column": "y", "standardize": False}
+    trained = {"model": "forest.joblib"}
+    by_files = Recipe.model_validate({
+        "data": {"source": {**source, "files": {"members": "a.csv", "nonmembers": "b.csv"}}},
+        "target": {"trained": trained, "members": "members/"},
+    })  # fmt: skip
+    by_target = Recipe.model_validate({
+        "data": {"source": source}, "target": {"trained": trained, "members": "a.csv", "nonmembers": "b.csv"},
+    })  # fmt: skip
+    parts = {name: {"source": {**source, "path": path}} for name, path in (("members", "a.csv"), ("nonmembers", "b.csv"))}
+    joined = {"data": {"source": {"kind": "joined", "parts": parts}}, "target": {"trained": trained, "members": "members/"}}
+    assert by_files == by_target == Recipe.model_validate(joined)
+    parts["nonmembers"]["source"]["decimal"] = ","
+    with pytest.raises(ValueError, match="the same settings but for path"):
+        Recipe.model_validate(joined)
+    with pytest.raises(ValueError, match="the second of two tables"):
+        Recipe.model_validate({
+            "data": {"source": {**source, "path": "c.csv"}}, "target": {"trained": trained, "members": "a.csv", "nonmembers": "b"},
+        })  # fmt: skip
