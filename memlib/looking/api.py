@@ -22,6 +22,7 @@ from memlib.running.api import run
 from memlib.runs.run import Run
 from memlib.store.permissions import PRIVATE, make_folder, write_file
 
+REMEDY = "if ids are no more than numbers of rows or names of files, leave their column out"
 BROUGHT = ("members", "nonmembers")
 MINUTE = 60.0
 HOW = {
@@ -141,9 +142,10 @@ def look_at(
 
 def _advice(found: Asked, finished: Run | None, recipe: Path | None, seconds: float) -> Iterator[str]:
     """Yield what to do next: declare the draw, open the page, run the full audit."""
-    if finished is not None and finished.verdict.word == DESCRIPTIVE and finished.summary["metric"].to_pylist().count("auc"):
-        declared = finished.recipe["target"]["drawn"] != "unknown"
-        if not declared:
+    if finished is not None and finished.verdict.word == DESCRIPTIVE and "target" in finished.recipe:
+        if finished.recipe["target"]["drawn"] != "unknown":
+            yield f"{finished.verdict.explanation.partition('. ')[0]}; {REMEDY}"
+        else:
             yield (
                 "nothing was tested, as it is not said how the members were chosen: add --drawn fixed if a part of each "
                 "class was held out at random, --drawn coins if each was included by a coin of its own"

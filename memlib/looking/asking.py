@@ -307,7 +307,7 @@ def _table_source(
     """Return the source of one or two tables, the list of the members (None: there is none), and files to be written."""
     columns, lists = _columns(sides[0]), _of(things, "members")
     source: Recipe = {"kind": "table", "label_column": label}
-    left_out = {columns.member, columns.text, *columns.probabilities} - {None}
+    left_out = {columns.member, columns.text, columns.numbering, *columns.probabilities} - {None}
     if left_out or columns.scores:
         source["columns"] = [name for name in columns.features if name != label and name not in columns.scores]
     source |= {"delimiter": columns.delimiter} if columns.delimiter != "," else {}

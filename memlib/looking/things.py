@@ -66,11 +66,12 @@ class Columns:
     classes: tuple[str, ...] = ()  #: values of the class.
     delimiter: str = ","
     decimal: str = "."
+    numbering: str | None = None  #: column that only numbers the rows, in their order.
 
     @property
     def features(self) -> tuple[str, ...]:
         """The columns that a model may see."""
-        used = {self.id, self.person, self.member, self.label, self.text, *self.probabilities}
+        used = {self.id, self.person, self.member, self.label, self.text, self.numbering, *self.probabilities}
         return tuple(name for name in self.names if name not in used)
 
 
@@ -227,7 +228,7 @@ def _table(path: str) -> Thing:
     if kind == "table":
         label = f", class {columns.label} ({len(columns.classes)} values)" if columns.label else ""
         what += f" of {len(columns.features)} columns{label}"
-    named = {"member": columns.member, "person": columns.person, "id": columns.id}
+    named = {"member": columns.member, "person": columns.person, "id": columns.id, "numbers of rows": columns.numbering}
     said = "".join(f", {role} in column {name}" for role, name in named.items() if name)
     return Thing(kind, path, what + said, columns)  # type: ignore[arg-type]
 
@@ -280,9 +281,11 @@ def columns_of(path: str) -> Columns:
     member = next((by_name[one] for one in MEMBER if one in by_name and _tells_members(known[by_name[one]])), None)
     unique = [name for name in names if len(known[name]) == rows and _is_name(table[name])]
     id_column = next((by_name[one] for one in IDS if by_name.get(one) in unique), None)
+    numbering = id_column if id_column is not None and _counts(table[id_column]) else None
+    id_column = None if numbering else id_column  # rows numbered in their order, which says who was in which file
     person = next((by_name[one] for one in PERSONS if one in by_name and len(known[by_name[one]]) < rows), None)
     label = next((by_name[one] for one in LABELS if one in by_name and len(known[by_name[one]]) <= 1000), None)
-    rest = [name for name in names if name not in (member, id_column, person, label)]
+    rest = [name for name in names if name not in (member, id_column, person, label, numbering)]
     numbers = [name for name in rest if _is_number(table[name])]
     probabilities = _probabilities(table, numbers, known.get(label or "", set()))
     text = next((name for name in rest if name not in numbers and _is_long(texts[name])), None)
@@ -296,7 +299,7 @@ def columns_of(path: str) -> Columns:
         label = features[-1]
     return Columns(
         names, rows, id_column, person, member, label, tuple(scores), probabilities, text,
-        tuple(sorted(known[label])) if label else (), delimiter, decimal,
+        tuple(sorted(known[label])) if label else (), delimiter, decimal, numbering,
     )  # fmt: skip
 
 
@@ -341,6 +344,13 @@ def _tells_members(values: set[str]) -> bool:
 
 def _is_number(column: pa.ChunkedArray) -> bool:
     return bool(pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
+
+
+def _counts(column: pa.ChunkedArray) -> bool:
+    """Return whether whole numbers count the rows, from any number on."""
+    if not pa.types.is_integer(column.type) or column.null_count or len(column) < 2:
+        return False
+    return bool((np.diff(column.to_numpy()) == 1).all())
 
 
 def _is_name(column: pa.ChunkedArray) -> bool:

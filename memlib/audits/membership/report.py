@@ -54,6 +54,12 @@ _METHOD = (
     "non-members, never quantiles of a fitted law. Tests redraw the target's coins within classes, small ones together where "
     "each example had a coin of its own; all attacks share one level (max-T, Westfall and Young 1993)."
 )
+_WITHOUT_SHADOWS = (
+    "Method: examples are ranked by the target's own answers alone, without shadow models: by the loss, by right answers, "
+    "or by scores that were given. Thresholds are order statistics of the non-members. Tests redraw the declared draw "
+    "within classes, small ones together where each example had a coin of its own; all attacks share one level (max-T, "
+    "Westfall and Young 1993)."
+)
 _OF_TEXTS = (
     "Method: scores are of a document's own tokens, in windows that hold nothing else. The log ratio compares the "
     "document's mean log probability with that under the pretrained model or, without one, with its mean under shadow "
@@ -87,7 +93,7 @@ def compose(
     findings = Findings.read(tables["summary"])
     word = findings.verdict.word
     lead, rest = first_words(findings.verdict.explanation, LEAD_WORDS)
-    method = _OF_TEXTS if recipe.reads_texts else _METHOD
+    method = _OF_TEXTS if recipe.reads_texts else _METHOD if recipe.shadows.count else _WITHOUT_SHADOWS
     return Content(
         meaning=meaning_of(
             word,

@@ -82,6 +82,18 @@ def test_two_files_and_a_saved_estimator_need_no_recipe_and_keep_the_first_one()
     assert memlib.look("test.csv", "a.csv", "m.joblib", drawn="fixed").recipe == Path("membership_2.yaml")
 
 
+def test_ids_that_count_rows_through_both_files_are_no_evidence() -> None:
+    for start, name, side in ((0, "train.csv", INSIDE), (COUNT // 2, "test.csv", ~INSIDE)):
+        table = pd.DataFrame(POINTS[side], columns=list("abc")).assign(label=LABELS[side])
+        table.insert(0, "id", range(start, start + len(table)))
+        table.to_csv(name, index=False)
+    joblib.dump(forest(), "m.joblib")
+    found = memlib.look("train.csv", "test.csv", "m.joblib", drawn="fixed")
+    assert found.run is not None
+    assert found.run.verdict.word == SHOWN
+    assert "numbers of rows in column id" in found.understood[0]
+
+
 def test_a_pipeline_that_takes_named_columns_is_known_by_its_probabilities() -> None:
     frame = pd.DataFrame({"a": POINTS[:, 0], "b": POINTS[:, 1], "sex": RNG.choice(["f", "m"], COUNT), "label": LABELS})
     encoder = ColumnTransformer([("sex", OneHotEncoder(), ["sex"])], remainder="passthrough")
