@@ -11,7 +11,7 @@ from typing import Any
 
 from memlib.audits import AUDITS, PACKAGES, audit_of
 from memlib.audits.arrangement import resolved
-from memlib.audits.attacks import not_for
+from memlib.audits.attacks import IDS, not_for
 from memlib.audits.base import Audit
 from memlib.errors import UserError
 from memlib.pipeline import user_code
@@ -79,9 +79,9 @@ class AuditRequest:
 
 
 def _check_kind(audit: Audit, recipe: Spec) -> None:
-    """Raise RecipeError if a recipe's data are of a kind to which its audit does not apply."""
+    """Raise RecipeError if examples have no content, without which the audit cannot do."""
     source = getattr(getattr(recipe, "data", None), "source", None)
-    if isinstance(source, Source) and audit.attacks and source.holds not in audit.kinds:
+    if isinstance(source, Source) and {source.holds} == IDS and not audit.kinds >= IDS:
         raise RecipeError(f"the {audit.name} audit is {not_for(audit.kinds, {source.holds})}", "data.source.kind", "")
 
 

@@ -16,6 +16,7 @@ EVIL = "a\x1b]8;;http://evil\x07b\x9b31mc\u202ed\re\ttab"
 GOOD = "a�]8;;http://evilb�31mc�de"  # bells and returns are left out
 PRINTERS = {  # modules that print by themselves: each replaces control characters, or prints a text of its own
     "memlib/console.py", "flows/cli/messages.py", "memlib/running/in_process.py", "tasks/display.py",
+    "flows/cli/completing.py",
 }  # fmt: skip
 
 

@@ -43,6 +43,7 @@ MODULES = {
     "memlib.stats.structure": ("output_classes", "structural_risk"),
     "memlib.stats.tails": ("SkewNormal", "fit_skew_normal", "goodness_of_fit"),
     "memlib.store.store": ("Store",),
+    "memlib.looking.api": ("look",),  # last, as it adds a run to the store of the others
 }  # fmt: skip
 """The names of each module that have an example."""
 

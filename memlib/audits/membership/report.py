@@ -37,9 +37,19 @@ from memlib.report.page import (
 from memlib.report.spreadsheet import columns_of, of_curves
 from memlib.specs import OwnSpec
 
-DASHES: Sequence[Any] = ("-", "--", "-.", (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (2, 2)), (0, (1, 3)))
+DASHES: Sequence[Any] = (
+    "-",
+    "--",
+    "-.",
+    (0, (1, 1)),
+    (0, (5, 1, 1, 1, 1, 1)),
+    (0, (8, 2)),
+    (0, (2, 2)),
+    (0, (1, 3)),
+    (0, (4, 4)),
+)
 """Dashes of the attacks' curves: colours alone do not tell seven curves apart."""
-COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK, MUTED, "#2aa198")  # one per attack
+COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK, MUTED, "#2aa198", "#a0522d")  # one per attack
 SMALLEST_RATE = 1e-3  # of false alarms that is drawn, where non-members are many
 LEAD_WORDS = 45  # of the box of the verdict; the rest follows below
 ENOUGH = 64  # shadow models from which more of them add little

@@ -67,9 +67,9 @@ def test_tables_with_semicolons_and_decimal_commas_are_read(tmp_path: Path) -> N
 def test_roles_of_columns_follow_from_names_and_values(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     persons = [f"p{row // 3}" for row in range(ROWS)]
-    pd.DataFrame({"Patient": persons, "record_id": RNG.permutation(ROWS), "a": NUMBERS[:, 0], "y": CLASSES, "split": "train"}).to_csv(
-        path, index=False
-    )
+    pd.DataFrame(
+        {"Patient": persons, "record_id": RNG.permutation(ROWS), "a": NUMBERS[:, 0], "y": CLASSES, "split": "train"}
+    ).to_csv(path, index=False)
     columns = columns_of(str(path))
     assert (columns.person, columns.label, columns.member) == ("Patient", "y", None)  # one value of split tells nothing
     assert columns == Columns(columns.names, ROWS, columns.id, "Patient", None, "y", (), (), None, ("cat", "dog"))

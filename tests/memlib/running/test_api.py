@@ -148,7 +148,7 @@ def test_unknown_recipes_devices_and_attributes_raise_errors_with_a_hint(tmp_pat
 
 
 def test_dir_of_memlib_lists_the_public_functions_and_types() -> None:
-    functions = {"run", "plan", "open", "list_runs", "diff", "check", "gate", "index", "forget", "verify"}
+    functions = {"run", "plan", "open", "list_runs", "look", "diff", "check", "gate", "index", "forget", "verify"}
     types = {"Run", "Plan", "Spec", "Source", "Objective", "Stage", "Artifact", "Audit", "Store"}
     assert set(dir(memlib)) == functions | types | {"__version__"}
     for name in functions | types:
