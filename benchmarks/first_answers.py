@@ -2,7 +2,7 @@
 
 python benchmarks/first_answers.py [--full]
 
-Makes the models and files of five people from real data (MEMLIB_DATA): a network of one's own with photos/train and photos/val,
+Makes the models and files of five people from real data (MEMLIB_DATA): a network with photos/train and photos/val,
 a table in two files with a pipeline of scikit-learn, scores with a column of members, a fine-tuned language model with texts, and
 embeddings of two encoders. Then `memlib look` is run in each folder and timed; with --full, also the first two full audits.
 """
@@ -187,7 +187,7 @@ def embeddings(folder: Path, root: Path) -> str:
     return "memlib look exported a.parquet b.parquet"
 
 
-WAYS = {"a network of one's own": network, "a table in two files": tables, "scores": scores, "a language model": texts,
+WAYS = {"a network and photographs": network, "a table in two files": tables, "scores": scores, "a language model": texts,
         "embeddings of two encoders": embeddings}  # fmt: skip
 
 

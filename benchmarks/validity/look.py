@@ -15,7 +15,7 @@ from benchmarks.validity.harness import Part, Row, level_lines, rate, table
 from memlib.findings import BOUNDED, SHOWN
 from memlib.identity import derive_seed
 
-ALPHA, WORLDS, BATCH = 0.05, 240, 20
+ALPHA, WORLDS, BATCH = 0.05, 400, 20
 INNOCENT = {
     "forest of other rows, random hold-out": "fixed",
     "forest of other rows, coins": "coins",

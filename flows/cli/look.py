@@ -28,7 +28,7 @@ def look(
 
     members.csv others.csv model.joblib: a table in two files, and a model or its probabilities (outputs.csv).
 
-    scores.csv: scores with a column member.
+    scores.csv: scores with a column member (yes or no) and, if there are, id, label and patient (or person, user, customer).
 
     model-folder base-folder members.jsonl others.jsonl: texts, a language model, and the one that was fine-tuned.
 

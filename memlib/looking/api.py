@@ -1,5 +1,6 @@
 """`memlib.look`: what people bring is understood, answered as far as no training to speak of is needed, and asked in full."""
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -182,7 +183,7 @@ def _in_yaml(recipe: Recipe, found: Asked, path: Path, *, is_full: bool) -> byte
 def _free(folder: Path, name: str) -> str:
     """Return a name under which there is no recipe yet."""
     number = 1
-    while (folder / f"{_counted(name, number)}.yaml").exists():
+    while any(os.path.lexists(folder / f"{_counted(name, number)}{end}") for end in (".yaml", ".files", "_members.csv")):
         number += 1
     return _counted(name, number)
 
@@ -236,9 +237,11 @@ def _answers_of(model: Any) -> Callable[[Any], NDArray[np.float64]] | None:
 def _softmax(module: Any, examples: Any) -> NDArray[np.float64]:
     import torch
 
+    was_training = module.training
     module.eval()
     with torch.no_grad():
         outputs = module(torch.as_tensor(np.asarray(examples), dtype=torch.float32))
+    module.train(was_training)
     scores = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", outputs)
     if scores is None:
         raise UserError(f"{type(module).__name__} returns no class scores")
@@ -266,7 +269,11 @@ def _tabled(examples: Any, model: Any, label: str) -> dict[str, list[Any]]:
     answers = None if model is None else _answers_of(model)
     if answers is None:
         return table
-    shares = answers(given)
+    try:
+        shares = answers(given)
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise UserError(f"the model cannot be asked about these examples ({type(error).__name__}: {reason})") from error
     classes = [str(name) for name in getattr(model, "classes_", sorted({str(value) for value in values}, key=_as_number))]
     if len(classes) != shares.shape[1]:
         classes = [str(number) for number in range(shares.shape[1])]

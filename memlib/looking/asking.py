@@ -15,7 +15,9 @@ from memlib.looking.things import (
     YES,
     Columns,
     Thing,
+    in_order,
     is_of_others,
+    is_telling,
     read_columns,
     read_texts,
     towards_others,
@@ -36,6 +38,7 @@ TRAINING: Recipe = {
     "optimizer": {"learning_rate": 0.001, "weight_decay": 0, "warmup_epochs": 0, "schedule": "constant"},
 }  # fmt: skip
 EXAMPLES, OUTPUTS, LIST, DOCUMENTS = "examples.csv", "outputs.csv", "members.csv", "documents.jsonl"
+PERSONS_FILE = "persons.csv"
 SIDES = ("members", "nonmembers")  # names of two files of one table
 
 
@@ -70,6 +73,7 @@ def asked(things: Sequence[Thing], said: Said, folder: str) -> Asked:
     Raises:
         UserError: when the things do not belong together, or something is missing that only the user knows.
     """
+    things = _with_outputs(things, said)
     tables = _of(things, "table", "outputs", "scores")
     if exported := _of(things, "exported"):
         return _of_embeddings(exported[0], things)
@@ -84,6 +88,27 @@ def asked(things: Sequence[Thing], said: Said, folder: str) -> Asked:
     if tables:
         return _of_tables(_of(things, "table"), things, said, folder)
     return _lacking(things)
+
+
+def _with_outputs(things: Sequence[Thing], said: Said) -> list[Thing]:
+    """Return things in which a table with a column of numbers for each class of another table is known as outputs, and one
+    with a score and members, without a model, as scores.
+    """
+    tables = _of(things, "table")
+    classes = {one.path: set(one.columns.classes) for one in tables if one.columns is not None and one.columns.classes}
+    found = []
+    for one in things:
+        others = [names for path, names in classes.items() if path != one.path]
+        columns = one.columns
+        if one.kind == "table" and columns is not None:
+            few = len(set(columns.names) - {columns.id}) <= max((len(names) for names in others), default=0) + 1
+            if few and any(names <= set(columns.names) for names in others):
+                one = replace(one, kind="outputs", said=f"{columns.rows:,} rows with a model's probabilities by class")
+            named = tuple(name for name in columns.features if is_telling(name))
+            if columns.member and len(things) == 1 and (named or said.score):
+                one = replace(one, kind="scores", columns=replace(columns, scores=named or (said.score,)))
+        found.append(one)
+    return found
 
 
 def _of(things: Sequence[Thing], *kinds: str) -> list[Thing]:
@@ -122,6 +147,8 @@ def _of_scores(tables: Sequence[Thing], things: Sequence[Thing], said: Said, fol
     known_columns = _columns(tables[0])
     known = known_columns.scores
     column = said.score or known[0]
+    if column not in known_columns.names:
+        raise UserError(f"{tables[0].path} has no column {column!r}; it has {', '.join(known_columns.names)}")
     label = said.label or known_columns.label
     listed = _examples(tables, things, folder, {column: column, **({label: label} if label else {})})
     outputs = {
@@ -132,7 +159,8 @@ def _of_scores(tables: Sequence[Thing], things: Sequence[Thing], said: Said, fol
     source |= {"id_column": listed.ids, **({"label_column": label} if label else {})}
     quick = _membership(said, {"source": source}, target, 0, score=GIVEN, **listed.split)
     smaller = "smaller" if outputs["larger"] == "nonmembers" else "larger"
-    remarks = [f"{column} counts as {smaller} for members, as its name says; target.outputs.larger changes that"]
+    said_by = ", as its name says" if is_telling(column) else ", as nothing says otherwise"
+    remarks = [f"{column} counts as {smaller} for members{said_by}; target.outputs.larger in the recipe changes that"]
     if others := [name for name in known if name != column]:
         remarks.append(f"not tested: {', '.join(others)}; --score names another one")
     return Asked(
@@ -146,14 +174,15 @@ def _of_outputs(tables: Sequence[Thing], things: Sequence[Thing], said: Said, fo
     label = said.label or columns.label
     if label is None or not columns.probabilities:
         raise UserError(f"{tables[0].path} has no column of the true class; name it with --label, or bring the examples")
-    listed = _examples(tables, things, folder, {label: "label", **_classes(tables[0], label)})
+    classes = _classes(tables[0], label)
+    listed = _examples(tables, things, folder, {label: "label", **classes})
     source = {"kind": "ids", "path": listed.path, "id_column": listed.ids, "label_column": listed.label or label}
     target = {"outputs": {"path": listed.path, "id_column": listed.ids}, "members": listed.members}
     return Asked(
         "Who was in the training set of the model, by its probabilities alone?",
         _membership(said, {"source": source}, target, 0, score=WITHOUT, **listed.split),
         files=listed.files,
-        remarks=("bring the examples themselves for attacks with shadow models, which find more",),
+        remarks=(*_said_of(classes), "bring the examples themselves for attacks with shadow models, which find more"),
     )
 
 
@@ -217,7 +246,9 @@ def _member_of(sides: Sequence[Thing], parts: Sequence[pa.Table]) -> list[bool]:
         return [place == 0 for place, part in enumerate(parts) for _ in range(part.num_rows)]
     column = _columns(sides[0]).member
     assert column is not None
-    values = [str(value).strip().lower() for value in parts[0][column].to_pylist()]
+    values = ["" if value is None else str(value).strip().lower() for value in parts[0][column].to_pylist()]
+    if blank := values.count(""):
+        raise UserError(f"{sides[0].path}: column {column} is empty in {blank:,} rows; write yes or no in each")
     if unknown := set(values) - YES - NO:
         raise UserError(f"{sides[0].path}: column {column} has {sorted(unknown)[0]!r}; write yes or no")
     return [value in YES for value in values]
@@ -229,6 +260,8 @@ def _sides(tables: Sequence[Thing]) -> list[Thing]:
     Raises:
         UserError: for more than two tables, or two with different columns.
     """
+    if len(tables) == 2 and Path(tables[0].path).resolve() == Path(tables[1].path).resolve():
+        raise UserError(f"{tables[0].path} is named twice; name the rows that the model was not trained on as well")
     if len(tables) > 2:
         raise UserError(f"{len(tables)} tables; bring one with a column member, or one of members and one of non-members")
     if len(tables) == 2 and set(_columns(tables[0]).names) != set(_columns(tables[1]).names):
@@ -249,7 +282,7 @@ def _classes(table: Thing, label: str) -> dict[str, str]:
         raise UserError(f"{table.path} has no column {label!r}; it has {', '.join(columns.names)}")
     if label != columns.label:
         values = {str(value) for value in read_columns(table.path, columns)[label].to_pylist()}
-        columns = replace(columns, classes=tuple(sorted(values)))
+        columns = replace(columns, classes=in_order(values))
     if len(columns.classes) != len(columns.probabilities):
         raise UserError(
             f"{table.path} has probabilities of {len(columns.probabilities)} classes, but {len(columns.classes)} in the "
@@ -259,6 +292,12 @@ def _classes(table: Thing, label: str) -> dict[str, str]:
     if all(one.lower() in stems for one in columns.classes):
         return {stems[one.lower()]: one for one in columns.classes}
     return dict(zip(columns.probabilities, columns.classes, strict=True))
+
+
+def _said_of(classes: Mapping[str, str]) -> list[str]:
+    """Return a remark on columns that are called otherwise than their classes."""
+    pairs = [f"{old} is class {new}" for old, new in classes.items() if old != new]
+    return [", ".join(pairs[:4]) + (", ..." if len(pairs) > 4 else "")] if pairs else []
 
 
 # -- tables -------------------------------------------------------------------------------------------------
@@ -273,24 +312,27 @@ def _of_tables(tables: Sequence[Thing], things: Sequence[Thing], said: Said, fol
         raise UserError(f"which column of {sides[0].path} is the class? name it with --label: {', '.join(columns.names)}")
     source, listed, files = _table_source(sides, things, label, folder)
     models, outputs = _of(things, "estimator", "weights", "factory"), _of(things, "outputs")
-    remarks = [] if len(sides) == 1 else [f"{sides[0].name} holds the members, {sides[1].name} the non-members"]
+    remarks = [] if len(sides) == 1 else [f"{sides[0].path} holds the members, {sides[1].path} the non-members"]
     if listed is None:
         return _without_members(source, remarks)
     target: Recipe = {"members": listed}
     model: Recipe | None = FOREST
     if outputs:
-        target["outputs"] = {"path": outputs[0].path, **_id_of(outputs[0])}
+        named = _columns(outputs[0]).id or _columns(outputs[0]).numbering
+        target["outputs"] = {"path": outputs[0].path, "id_column": named if columns.id else None}
     elif columns.probabilities:
         target["outputs"] = {"path": f"{folder}/{OUTPUTS}"}
+        remarks += _said_of(_classes(sides[0], label))
         files |= {OUTPUTS: _outputs_of(sides, label)}
     elif models:
         target["trained"], model = _trained(models), None
+        remarks.append("the model is asked in the order of the columns, unless it knows them by name")
         source |= {"standardize": False}
     else:
         return _without_model(source, remarks)
     rows = [_columns(one).rows for one in sides]
     share = min(0.9, max(0.1, round(rows[0] / sum(rows), 2))) if len(rows) == 2 else 0.5
-    more = {"share": share, **({"model": model} if model else {})}
+    more = {"share": share, **({"model": model} if model else {}), **_split_of(columns, folder)}
     data = {"source": source}
     return Asked(
         "Who was in the training set of the model?",
@@ -308,49 +350,67 @@ def _table_source(
     columns, lists = _columns(sides[0]), _of(things, "members")
     source: Recipe = {"kind": "table", "label_column": label}
     left_out = {columns.member, columns.text, columns.numbering, *columns.probabilities} - {None}
+    left_out |= {columns.person} - {None}
     if left_out or columns.scores:
         source["columns"] = [name for name in columns.features if name != label and name not in columns.scores]
     source |= {"delimiter": columns.delimiter} if columns.delimiter != "," else {}
     source |= {"decimal": ","} if columns.decimal == "," else {}
     if columns.id is not None:
         source["id_column"] = columns.id
+    files = {PERSONS_FILE: _persons_of(sides)} if columns.person else {}
     if len(sides) == 2:
-        return {**source, "files": dict(zip(SIDES, (one.path for one in sides), strict=True))}, f"{SIDES[0]}/", {}
+        return {**source, "files": dict(zip(SIDES, (one.path for one in sides), strict=True))}, f"{SIDES[0]}/", files
     source["path"] = sides[0].path
-    if columns.person is not None and columns.id is not None:
-        source["person_column"] = columns.person
     if lists:
-        return source, lists[0].path, {}
+        return source, lists[0].path, files
     if columns.member is None:
-        return source, None, {}
+        return source, None, files
     part = read_columns(sides[0].path, columns)
-    ids = [str(value) for value in part[columns.id].to_pylist()] if columns.id else _numbered(part.num_rows)
-    if "person_column" in source:
-        ids = [f"{person}/{name}" for person, name in zip(part[columns.person].to_pylist(), ids, strict=True)]
     members = ["yes" if one else "no" for one in _member_of(sides, [part])]
-    return source, f"{folder}/{LIST}", {LIST: written({"example_id": ids, "member": members})}
+    listed = written({"example_id": source_ids(sides)[0], "member": members})
+    return source, f"{folder}/{LIST}", {**files, LIST: listed}
 
 
-def _numbered(count: int, start: str = "") -> list[str]:
-    return [f"{start}{row:07d}" for row in range(count)]
+def _split_of(columns: Columns, folder: str) -> Recipe:
+    """Return the setting by which a person's rows are one unit, if a column names persons."""
+    return {"split": {"group": {"path": f"{folder}/{PERSONS_FILE}"}}} if columns.person else {}
 
 
-def _id_of(outputs: Thing) -> Recipe:
-    return {} if _columns(outputs).id == "example_id" else {"id_column": _columns(outputs).id}
+def _persons_of(sides: Sequence[Thing]) -> bytes:
+    """Return the person of each row by the ids of the source."""
+    ids, persons = [], []
+    for one, names in zip(sides, source_ids(sides), strict=True):
+        column = _columns(one).person
+        assert column is not None, "both tables have the same columns"
+        ids += names
+        persons += [str(value) for value in read_columns(one.path, _columns(one))[column].to_pylist()]
+    return written({"example_id": ids, "person": persons})
+
+
+def source_ids(sides: Sequence[Thing]) -> list[list[str]]:
+    """Return the ids that the source of one or two tables gives to the rows of each."""
+    starts = [""] if len(sides) == 1 else [f"{name}/" for name in SIDES]
+    found = []
+    for start, one in zip(starts, sides, strict=True):
+        own, part = _columns(one).id, read_columns(one.path, _columns(one))
+        names = [str(value) for value in part[own].to_pylist()] if own else _numbered(part.num_rows)
+        found.append([f"{start}{name}" for name in names])
+    return found
+
+
+def _numbered(count: int) -> list[str]:
+    return [f"{row:07d}" for row in range(count)]
 
 
 def _outputs_of(sides: Sequence[Thing], label: str) -> bytes:
     """Return the probabilities that tables hold as a table of their own, by the ids that their source has."""
     classes = _classes(sides[0], label)
-    starts = [""] if len(sides) == 1 else [f"{name}/" for name in SIDES]
-    ids, table = [], {new: [] for new in classes.values()}  # type: ignore[var-annotated]
-    for start, one in zip(starts, sides, strict=True):
+    table: dict[str, list[Any]] = {new: [] for new in classes.values()}
+    for one in sides:
         part = read_columns(one.path, _columns(one))
-        own = _columns(one).id
-        ids += [f"{start}{name}" for name in part[own].to_pylist()] if own else _numbered(part.num_rows, start)
         for old, new in classes.items():
             table[new] += part[old].to_pylist()
-    return written({"example_id": ids, **table})
+    return written({"example_id": [name for names in source_ids(sides) for name in names], **table})
 
 
 def _trained(models: Sequence[Thing]) -> Recipe:
@@ -505,7 +565,7 @@ def _of_texts(things: Sequence[Thing], said: Said, folder: str) -> Asked:
         {"trained": {"kind": "huggingface", "path": target.path}, "members": f"{folder}/{LIST}"},
         0, model={"kind": "huggingface", "path": base.path}, score={"attacks": attacks, "headline": attacks[0]},
     )  # fmt: skip
-    remarks = [f"{sides[0].name} holds the members, {sides[1].name} the non-members"] if len(sides) == 2 else []
+    remarks = [f"{sides[0].path} holds the members, {sides[1].path} the non-members"] if len(sides) == 2 else []
     if base is not target:
         remarks.append(f"{target.name} is compared with {base.name}, from which it was fine-tuned")
     return Asked(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memlib.data.examples import UnreadableImage
 from memlib.data.images.folder import ImageFolder
 from memlib.errors import UserError
-from memlib.looking.asking import FOREST, OUTPUTS, SIDES, Asked, Recipe
+from memlib.looking.asking import FOREST, OUTPUTS, Asked, Recipe, source_ids
 from memlib.looking.things import Thing, is_of_others, written
 from memlib.models.external.estimator_files import read_estimator
 from memlib.specs import ExternalClassifierSpec, ImageFolderSource
@@ -254,13 +254,9 @@ def with_estimator(asked: Asked, things: Sequence[Thing], sides: Sequence[Thing]
     frames = _frames(sides)
     if missing := [name for name in names if name not in frames[0].columns]:
         raise UserError(f"{path} was fitted on a column {missing[0]!r}, which {sides[0].path} lacks")
-    starts = [""] if len(sides) == 1 else [f"{name}/" for name in SIDES]
-    table: dict[str, list[Any]] = {"example_id": []}
-    for start, frame, one in zip(starts, frames, sides, strict=True):
+    table: dict[str, list[Any]] = {"example_id": [name for part in source_ids(sides) for name in part]}
+    for frame in frames:
         shares = _asked_of(model, frame[list(names)], path)
-        own = None if one.columns is None else one.columns.id
-        ids = [str(name) for name in frame[own]] if own else [f"{row:07d}" for row in range(len(frame))]
-        table["example_id"] += [f"{start}{name}" for name in ids]
         for place, name in enumerate(model.classes_):
             table.setdefault(str(name), []).extend(shares[:, place].tolist())
     changes = {

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -15,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memlib.data.images.folder import IMAGE_SUFFIXES, ImageFolder
-from memlib.data.opening import ParquetContent, content_of, reason
+from memlib.data.opening import ParquetContent, content_of
+from memlib.data.opening import reason as reason_of
 from memlib.data.tables.reading import DECIMAL_COMMA, TableFile, read_table_file
 from memlib.errors import UserError
 from memlib.specs import ImageFolderSource, TableSource
@@ -36,18 +38,25 @@ YES = frozenset({"yes", "true", "1", "in", "member", "members", "train", "traini
 NO = frozenset({"no", "false", "0", "out", "nonmember", "non-member", "non_member", "nonmembers", "test", "val", "validation",
                 "holdout", "held_out", "heldout", "unseen"})  # fmt: skip
 IDS = ("example_id", "id", "record_id", "row_id", "uid", "uuid", "image", "file", "filename")
-PERSONS = ("person", "person_id", "patient", "patient_id", "subject", "subject_id", "user", "user_id")
+PERSONS = ("person", "person_id", "patient", "patient_id", "subject", "subject_id", "user", "user_id", "customer",
+           "customer_id", "client", "client_id", "participant", "participant_id", "employee", "employee_id")  # fmt: skip
 LABELS = ("label", "labels", "target", "y", "class", "outcome", "diagnosis", "income", "category", "species")
-TOWARDS_OTHERS = ("loss", "nll", "perplexity", "ppl", "distance", "entropy", "error", "surprise", "mse")
+TOWARDS_OTHERS = ("loss", "nll", "neg_log", "negative_log", "perplexity", "ppl", "distance", "entropy", "error", "surprise",
+                  "mse", "anomaly", "outlier")  # fmt: skip
+NEGATED = ("neg_loss", "negative_loss", "neg_nll", "minus_loss")
 SCORES = (*TOWARDS_OTHERS, "score", "logit", "log_prob", "logprob", "likelihood", "confidence", "conf", "prob", "lira",
           "rmia", "min_k", "mink", "zlib", "similarity")  # fmt: skip
 OF_CLASSES = ("scores", "probabilities", "probs", "logits")  # columns of lists with a number for each class
+MOST_FILES = 1_000_000  # of a folder that are looked at
 MOST_CLASSES = 50  # values of a last column that is taken for the class
 LONG = 40  # characters of a text that is no category, on average
 EXPORTED = ("images.csv", "sets.csv", "recipe.yaml")  # files of a folder that memlib export wrote
 OTHERS = frozenset({"nonmember", "nonmembers", "non", "test", "testing", "val", "valid", "validation", "holdout", "held",
-                    "heldout", "unseen", "out", "other", "others"})  # fmt: skip
+                    "heldout", "unseen", "out", "other", "others", "eval", "dev", "control", "controls", "untrained",
+                    "nontrain", "negative", "negatives"})  # fmt: skip
 """Words in names of files and folders that hold what a model was not trained on."""
+INSIDE = frozenset({"train", "training", "trained", "member", "members", "in", "seen", "positive", "positives"})
+"""Words in names of files and folders that hold what a model was trained on."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,8 @@ def looked_at(path: str) -> Thing:
         UserError: when there is no such thing, or memlib does not know what it is.
     """
     place, low = Path(path).expanduser(), path.lower()
+    if not path.strip() or place.resolve() == Path(place.anchor or "/"):
+        raise UserError(f"{path!r} is no thing to look at; name a file or a folder of data or of a model")
     if place.is_dir():
         return _folder(path, place)
     if not place.exists() and "://" not in path:
@@ -129,7 +140,25 @@ def looked_at(path: str) -> Thing:
 
 def is_of_others(path: str) -> bool:
     """Return whether the name of a file or a folder says that a model was not trained on its content."""
-    return not OTHERS.isdisjoint(re.findall("[a-z]+", PurePosixPath(path.rstrip("/")).stem.lower()))
+    return side_of(path) == "others"
+
+
+def side_of(path: str) -> Literal["members", "others", ""]:
+    """Return the side that the name of a file or a folder tells, or that of a folder above it; "" if none does.
+
+    Example:
+        >>> side_of("data/test/rows.csv"), side_of("train_2017.csv"), side_of("out_of_bag_removed.csv")
+        ('others', 'members', '')
+    """
+    for part in reversed(PurePosixPath(path.rstrip("/")).parts[-2:]):
+        words = re.findall("[a-z]+", PurePosixPath(part).stem.lower())
+        if len(words) > 2:
+            continue
+        if not OTHERS.isdisjoint(words):
+            return "others"
+        if not INSIDE.isdisjoint(words):
+            return "members"
+    return ""
 
 
 def _folder(path: str, place: Path) -> Thing:
@@ -138,7 +167,10 @@ def _folder(path: str, place: Path) -> Thing:
     config = place / "config.json"
     if config.is_file():
         return _of_transformers(path, config)
-    names = [found for found in place.rglob("*") if found.is_file() and not found.name.startswith(".")]
+    try:
+        names = [found for found in islice(place.rglob("*"), MOST_FILES) if found.is_file() and found.name[0] != "."]
+    except OSError as error:
+        raise UserError(f"cannot look through {path} ({error.strerror or error})") from error
     if any(found.suffix.lower() in IMAGE_SUFFIXES for found in names):
         return _images(path)
     if any(found.suffix.lower() in (*TEXTS, ".jsonl", ".md") for found in names):
@@ -244,7 +276,7 @@ def _of_lists(path: str) -> Thing | None:
     try:
         file = ParquetContent(path, path)
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"cannot read {path} ({reason(error)})") from error
+        raise UserError(f"cannot read {path} ({reason_of(error)})") from error
     names, rows = tuple(file.schema.names), file.num_rows
     for one in file.schema:
         if pa.types.is_list(one.type) or pa.types.is_fixed_size_list(one.type) or pa.types.is_large_list(one.type):
@@ -283,6 +315,9 @@ def columns_of(path: str) -> Columns:
     id_column = next((by_name[one] for one in IDS if by_name.get(one) in unique), None)
     numbering = id_column if id_column is not None and _counts(table[id_column]) else None
     id_column = None if numbering else id_column  # rows numbered in their order, which says who was in which file
+    if member is None and "member" in by_name and "split" not in by_name:
+        seen = ", ".join(sorted(known[by_name["member"]])[:3])
+        raise UserError(f"{path}: column member holds {seen or 'nothing'}; write yes for members and no for all others")
     person = next((by_name[one] for one in PERSONS if one in by_name and len(known[by_name[one]]) < rows), None)
     label = next((by_name[one] for one in LABELS if one in by_name and len(known[by_name[one]]) <= 1000), None)
     rest = [name for name in names if name not in (member, id_column, person, label, numbering)]
@@ -299,13 +334,30 @@ def columns_of(path: str) -> Columns:
         label = features[-1]
     return Columns(
         names, rows, id_column, person, member, label, tuple(scores), probabilities, text,
-        tuple(sorted(known[label])) if label else (), delimiter, decimal, numbering,
+        in_order(known[label]) if label else (), delimiter, decimal, numbering,
     )  # fmt: skip
+
+
+def in_order(classes: set[str]) -> tuple[str, ...]:
+    """Return classes in order, whole numbers as numbers.
+
+    Example:
+        >>> in_order({"10", "9"}), in_order({"no", "10"})
+        (('9', '10'), ('10', 'no'))
+    """
+    are_numbers = all(re.fullmatch(r"[+-]?[0-9]+", name) for name in classes)
+    return tuple(sorted(classes, key=int) if are_numbers else sorted(classes))
 
 
 def towards_others(score: str) -> bool:
     """Return whether larger numbers of a column, such as losses, point to non-members, by its name."""
-    return any(one in score.lower() for one in TOWARDS_OTHERS) and "neg" not in score.lower()
+    low = score.lower()
+    return any(one in low for one in TOWARDS_OTHERS) and not any(one in low for one in NEGATED)
+
+
+def is_telling(score: str) -> bool:
+    """Return whether the name of a column says on which side larger numbers are."""
+    return any(one in score.lower() for one in SCORES)
 
 
 def _read(path: str, columns: Columns) -> TableFile:
@@ -322,8 +374,12 @@ def _delimiter(path: str) -> str:
         return ","
     try:
         text = content_of(path)[: 2**16].decode("utf-8-sig", "replace")
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror or error})") from error
+    except UserError:
+        raise
+    except Exception as error:  # each store has errors of its own
+        raise UserError(
+            f"cannot read {path} ({type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]})"
+        ) from error
     first = next(csv.reader(io.StringIO(text), delimiter="\x00"), [""])[0] if text else ""
     return max((",", ";", "\t", "|"), key=first.count)
 
@@ -339,7 +395,7 @@ def _values(column: pa.ChunkedArray) -> set[str]:
 
 def _tells_members(values: set[str]) -> bool:
     low = {value.lower() for value in values}
-    return len(low) == 2 and low <= YES | NO and bool(low & YES) and bool(low & NO)
+    return low <= YES | NO and bool(low & YES) and bool(low & NO)
 
 
 def _is_number(column: pa.ChunkedArray) -> bool:
@@ -348,6 +404,8 @@ def _is_number(column: pa.ChunkedArray) -> bool:
 
 def _counts(column: pa.ChunkedArray) -> bool:
     """Return whether whole numbers count the rows, from any number on."""
+    if pa.types.is_string(column.type) and pc.all(pc.match_substring_regex(column, r"^[0-9]{1,15}$")).as_py():
+        column = column.cast(pa.int64())
     if not pa.types.is_integer(column.type) or column.null_count or len(column) < 2:
         return False
     return bool((np.diff(column.to_numpy()) == 1).all())

@@ -166,7 +166,9 @@ def _read(spec: OutputsSpec, classes: Sequence[str]) -> pa.Table:
     check_once(table.column_names, [name for name in wanted if name is not None], spec.path)
     kind = table.schema.field(spec.scores_column).type
     if spec.is_single:
-        if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)) or table[spec.scores_column].null_count:
+        if blank := table[spec.scores_column].null_count:
+            raise UserError(f"{spec.path}: {spec.scores_column} must hold a number in each row; it is empty in {blank:,}")
+        if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
             raise UserError(f"{spec.path}: {spec.scores_column} must hold a number in each row; it holds {kind}")
         return table
     if not _is_list(kind) or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
@@ -187,6 +189,8 @@ def _with_scores(table: pa.Table, spec: OutputsSpec, classes: Sequence[str]) -> 
     numbered = (tuple(f"{prefix}{number}" for number in range(len(classes))) for prefix in prefixes)
     choices = dict.fromkeys([tuple(classes), *numbered])  # classes may be called 0, 1, ... themselves
     found = [names for names in choices if set(names) <= set(numbers)]
+    if tuple(classes) in found:  # numbered classes may be in another order than their numbers
+        found = [tuple(classes)]
     if len(found) != 1:
         one_each = f"one column of numbers per class ({', '.join(classes[:NAMED])}, ... or p0, p1, ...)"
         raise UserError(

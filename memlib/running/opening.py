@@ -17,6 +17,7 @@ from memlib.recipes.request import AuditRequest
 from memlib.running.runners import PlainRunner
 from memlib.specs import DataSpec, ExternalClassifierSpec, OutputsSpec
 from memlib.specs.external import WithMembers
+from memlib.specs.observing import is_path
 from memlib.store import Store
 from memlib.store.permissions import scratch
 
@@ -66,7 +67,8 @@ def is_named(request: AuditRequest) -> bool:
 def opened(request: AuditRequest) -> Iterator[str]:
     """Open what a recipe names, and yield what was found: of a declared draw, whether anything contradicts it.
 
-    Everything is computed in a store of its own, which is deleted.
+    Everything is computed in a store of its own, which is deleted. Code that the recipe names runs only where the machine
+    allows it (MEMLIB_CODE).
 
     Raises:
         UserError: for outputs, lists or models that do not fit the data; the message says what to do.
@@ -75,7 +77,6 @@ def opened(request: AuditRequest) -> Iterator[str]:
     if isinstance(data, DataSpec) and data.source.holds == "images" and (count := len(open_source(data.source))) > MOST:
         yield f"the content of {count:,} images was not opened; a run reads what the recipe names before it trains"
         return
-    user_code.allow(user_code.modules_in(recipe.model_dump(mode="json")))
     with scratch("opening") as folder:
         runner = OpeningRunner(Store(str(folder / "store")))
         with contextlib.suppress(_Enough):
@@ -84,13 +85,34 @@ def opened(request: AuditRequest) -> Iterator[str]:
         if examples is not None:
             models = [each for each in specs_in(recipe) if isinstance(each, ExternalClassifierSpec)]
             for spec in {each.model_dump_json(): each for each in models}.values():
-                yield _asked(spec, examples)
+                is_code = not is_path(spec.model) and not user_code.is_allowed(spec.model.partition(":")[0])
+                yield _last_layer(spec, examples.num_classes) if is_code else _asked(spec, examples)
         yield from request.audit.opened(recipe, runner.found)
 
 
 def _examples(runner: OpeningRunner) -> TrainingData | None:
     shard, splits = runner.found.get(Decode), runner.found.get(HoldOut, runner.found.get(Split))
     return None if shard is None or splits is None else TrainingData(shard, splits)
+
+
+def _last_layer(spec: ExternalClassifierSpec, num_classes: int) -> str:
+    """Compare the last layer of a file of weights with the data, as a plan runs no code that a recipe names.
+
+    Raises:
+        UserError: when the file holds no weights.
+    """
+    from memlib.models.weights import states_in
+
+    said = f"{spec.model} is not called by a plan, unless MEMLIB_CODE allows it"
+    if spec.weights is None:
+        return said
+    outputs = {
+        list(state.values())[-1].shape[0] for state in states_in(spec.weights).values() if list(state.values())[-1].dim()
+    }
+    if num_classes in outputs or spec.classes is not None:
+        return f"the last layer of {spec.weights} fits the {num_classes} classes of the data; {said}"
+    found = " or ".join(map(str, sorted(outputs))) or "no"
+    return f"CAUTION: the last layer of {spec.weights} has {found} outputs, but the data have {num_classes} classes; {said}"
 
 
 def _asked(spec: ExternalClassifierSpec, data: TrainingData) -> str:

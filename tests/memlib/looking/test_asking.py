@@ -79,6 +79,16 @@ def test_recipes_are_valid_and_bound_nothing(things: tuple[str, ...]) -> None:
         assert found.full["shadows"] | {"count": 8} == found.quick["shadows"]  # type: ignore[index]
 
 
+def test_a_table_with_a_number_for_each_class_is_outputs() -> None:
+    ids = [f"r{row}" for row in RNG.permutation(ROWS)]
+    TABLE.assign(id=ids, member=["yes", "no"] * (ROWS // 2)).to_csv("records.csv", index=False)
+    pd.DataFrame({"id": ids[::-1], "x": SHARES, "y": 1 - SHARES}).to_csv("answers.csv", index=False)
+    found = looked("records.csv", "answers.csv", drawn="fixed")
+    assert found.quick is not None
+    assert found.quick["target"]["outputs"] == {"path": "answers.csv", "id_column": "id"}
+    valid(found.full)
+
+
 def test_probabilities_in_two_tables_become_outputs_that_no_model_sees() -> None:
     found = looked("in.csv", "out.csv")
     assert found.full is not None
@@ -140,6 +150,7 @@ def test_missing_things_are_named_beside_other_questions(things: tuple[str, ...]
 @pytest.mark.parametrize(
     ("things", "label", "said"),
     [
+        (("members.csv", "members.csv", "m.joblib"), "", "members.csv is named twice"),
         (("members.csv", "others.csv", "both.csv"), "", "3 tables; bring one with a column member"),
         (("members.csv", "in.csv"), "", "differ in the column 'p0'"),
         (("members.csv", "others.csv", "w.pt"), "", "name the function that builds the network"),

@@ -82,7 +82,7 @@ def test_two_files_and_a_saved_estimator_need_no_recipe_and_keep_the_first_one()
     assert memlib.look("test.csv", "a.csv", "m.joblib", drawn="fixed").recipe == Path("membership_2.yaml")
 
 
-def test_ids_that_count_rows_through_both_files_are_no_evidence() -> None:
+def test_look_leaves_out_numbers_of_rows() -> None:
     for start, name, side in ((0, "train.csv", INSIDE), (COUNT // 2, "test.csv", ~INSIDE)):
         table = pd.DataFrame(POINTS[side], columns=list("abc")).assign(label=LABELS[side])
         table.insert(0, "id", range(start, start + len(table)))
@@ -92,6 +92,42 @@ def test_ids_that_count_rows_through_both_files_are_no_evidence() -> None:
     assert found.run is not None
     assert found.run.verdict.word == SHOWN
     assert "numbers of rows in column id" in found.understood[0]
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_rows_of_a_person_in_tables_are_one_unit(is_one: bool) -> None:
+    """An innocent model knows some persons better than others, and each has many rows."""
+    rng = np.random.default_rng(9)
+    person = np.repeat(np.arange(20), 12)
+    member = np.isin(person, rng.permutation(20)[:10])
+    right = 1 / (1 + np.exp(-2 * rng.normal(size=20)[person] - 0.2 * rng.normal(size=COUNT)))
+    table = pd.DataFrame(POINTS, columns=list("abc")).assign(
+        label=LABELS, patient=person, p_no=np.where(LABELS == "no", right, 1 - right)
+    )
+    table = table.assign(p_yes=1 - table["p_no"], member=member).sample(frac=1, random_state=0)
+    if is_one:
+        table.to_csv("t.csv", index=False)
+    else:
+        table[table["member"]].drop(columns="member").to_csv("members.csv", index=False)
+        table[~table["member"]].drop(columns="member").to_csv("others.csv", index=False)
+    found = memlib.look(*(["t.csv"] if is_one else ["others.csv", "members.csv"]), drawn="fixed")
+    assert found.run is not None
+    assert found.run.summary["n"].to_pylist()[0] == 20
+    assert found.run.verdict.word == INCONCLUSIVE
+
+
+def test_numbered_classes_are_in_the_order_of_their_numbers() -> None:
+    rng = np.random.default_rng(10)
+    labels = rng.choice([2, 9, 10, 11], COUNT)
+    shares = np.full((COUNT, 4), 0.1)
+    shares[np.arange(COUNT), np.searchsorted([2, 9, 10, 11], labels)] = np.where(INSIDE, 0.7, rng.choice([0.1, 0.7], COUNT))
+    shares /= shares.sum(axis=1, keepdims=True)
+    table = pd.DataFrame(shares, columns=["p0", "p1", "p2", "p3"]).assign(label=labels, member=INSIDE)
+    table.to_csv("outputs.csv", index=False)
+    found = memlib.look("outputs.csv", drawn="fixed")
+    assert "p0 is class 2, p1 is class 9, p2 is class 10, p3 is class 11" in found.understood
+    assert found.run is not None
+    assert found.run.verdict.word == SHOWN
 
 
 def test_a_pipeline_that_takes_named_columns_is_known_by_its_probabilities() -> None:
@@ -169,6 +205,9 @@ def test_rows_of_persons_are_their_persons() -> None:
         ((np.zeros(3),), "a ndarray is no data frame and no pair"),
         ((pd.DataFrame({"a": [1.0, 2.0], "b": [1.0, 2.0]}),), "which column of the data frame is the class"),
         (("none.csv",), "there is no file or folder none.csv"),
+        (("",), "is no thing to look at"),
+        (("/",), "is no thing to look at"),
+        (((np.zeros((40, 8, 8)), np.arange(40) % 2), (np.zeros((40, 8, 8)), np.arange(40) % 2), forest()), "cannot be asked"),
     ],
 )
 def test_things_that_cannot_be_looked_at_are_refused(things: tuple[Any, ...], said: str) -> None:

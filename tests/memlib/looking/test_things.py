@@ -76,11 +76,11 @@ def test_roles_of_columns_follow_from_names_and_values(tmp_path: Path) -> None:
 
 
 def test_names_tell_on_which_side_numbers_and_files_are() -> None:
-    assert [towards_others(name) for name in ("loss", "perplexity", "neg_loss", "confidence", "lira")] == [
-        True, True, False, False, False,
+    assert [towards_others(name) for name in ("loss", "neg_log_likelihood", "anomaly", "neg_loss", "confidence", "lira")] == [
+        True, True, True, False, False, False,
     ]  # fmt: skip
-    assert [is_of_others(name) for name in ("a/test.csv", "holdout/", "val2017", "train.csv", "members")] == [
-        True, True, True, False, False,
+    assert [is_of_others(name) for name in ("a/test.csv", "holdout/", "val2017", "test/data.csv", "train.csv", "a/train/x")] == [
+        True, True, True, True, False, False,
     ]  # fmt: skip
 
 

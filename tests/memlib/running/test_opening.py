@@ -7,6 +7,8 @@ import joblib
 import numpy as np
 import pandas as pd
 import pytest
+import safetensors.torch
+import torch
 from sklearn.ensemble import RandomForestClassifier
 
 import memlib.running.opening as opening
@@ -86,6 +88,20 @@ def test_models_and_files_that_do_not_fit_the_data_are_refused(change: dict[str,
     np.save("short.npy", np.array([True, False, True]))
     with pytest.raises(UserError, match=said):
         lines(**change)
+
+
+def test_a_plan_calls_a_function_of_the_recipe_only_if_the_machine_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("opened_nets.py").write_text("import pathlib\nfrom torch import nn\ndef build():\n"
+                                      "    pathlib.Path('called').touch()\n    return nn.Linear(3, 10)\n")  # fmt: skip
+    monkeypatch.syspath_prepend(".")
+    safetensors.torch.save_file({"weight": torch.zeros(10, 3), "bias": torch.zeros(10)}, "w.safetensors")
+    trained = {"model": "opened_nets:build", "weights": "w.safetensors"}
+    caution, _ = lines(**with_target(trained=trained))
+    assert caution.startswith("CAUTION: the last layer of w.safetensors has 10 outputs, but the data have 2 classes")
+    assert not Path("called").exists()
+    monkeypatch.setenv("MEMLIB_CODE", "opened_nets")
+    with pytest.raises(UserError, match="10 scores per example, but the data have 2 classes"):
+        lines(**with_target(trained=trained))
 
 
 def test_recipes_that_name_nothing_of_a_users_are_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 from sklearn.svm import SVC
+from sklearn.tree import DecisionTreeClassifier
 
 from memlib.errors import UserError
 from memlib.models.external.estimator_files import read_estimator
@@ -58,11 +59,64 @@ class Runs:
         return os.mkdir, (str(self.path),)
 
 
+def test_attributes_of_classes_and_calls_of_instances_are_refused(tmp_path: Path) -> None:
+    """A chain that names classes of scikit-learn alone, sets attributes of a class, and calls what a scorer calls."""
+
+    def named(module: str, name: str) -> bytes:
+        return f"c{module}\n{name}\n".encode()
+
+    text = b"X\x0e\x00\x00\x00estimator_type" + b"X\x09\x00\x00\x00regressor"
+    forest = named("sklearn.ensemble._forest", "RandomForestClassifier")
+    chains = {
+        "of a class": named("sklearn.linear_model._logistic", "LogisticRegression") + b"}" + text + b"sb.",
+        "of a function": named("copyreg", "_reconstructor") + b"}" + text + b"sb.",
+        "a call of an instance": forest + b")\x81)R.",
+        "a call of a class": forest + b")R.",
+        "another class": named("sklearn.metrics._scorer", "_Scorer") + b")\x81.",
+        "a method that is hidden": forest + b")\x81}X\x07\x00\x00\x00predictNsb.",
+        "a class of an instance": forest + b")\x81}X\x09\x00\x00\x00__class__Nsb.",
+        "items of an instance": forest + b")\x81Na.",
+    }
+    for what, content in chains.items():
+        path = tmp_path / "model.pkl"
+        path.write_bytes(b"\x80\x04" + content)
+        with pytest.raises(UserError) as found:
+            read_estimator(str(path))
+        assert "no class of scikit-learn" in str(found.value), what
+
+
+def test_a_pipeline_that_keeps_files_keeps_none(tmp_path: Path) -> None:
+    model = make_pipeline(StandardScaler(), LogisticRegression(), memory=str(tmp_path / "cache"))
+    joblib.dump(model.fit(POINTS, LABELS), tmp_path / "m.joblib")
+    assert read_estimator(str(tmp_path / "m.joblib")).memory is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"cbuiltins\nbytearray\n\x8a\x05\x00\x00\x00\xc0\x00\x85R.", b"\x96" + b"\xff" * 8 + b"."]
+)
+def test_memory_is_not_taken_for_bytes_that_a_file_does_not_have(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.pkl").write_bytes(b"\x80\x05" + content)
+    with pytest.raises(UserError):
+        read_estimator(str(tmp_path / "m.pkl"))
+
+
+def test_a_tree_with_nodes_outside_of_it_is_refused(tmp_path: Path) -> None:
+    model = DecisionTreeClassifier(max_depth=1).fit(POINTS, LABELS)
+    state = model.tree_.__getstate__()
+    state["nodes"] = state["nodes"].copy()
+    state["nodes"]["left_child"][0] = 10**6
+    model.tree_.__setstate__(state)
+    joblib.dump(model, tmp_path / "m.joblib")
+    with pytest.raises(UserError, match="nodes outside of it"):
+        read_estimator(str(tmp_path / "m.joblib"))
+
+
 def test_code_in_a_pickle_does_not_run(tmp_path: Path) -> None:
     trap, path = tmp_path / "trap", tmp_path / "model.joblib"
     hidden = np.array([Runs(trap)], dtype=object)  # joblib opens a pickle of its own for such arrays
     inner = make_pipeline(FunctionTransformer(kw_args={"a": Runs(trap)}), SVC())
-    for content in (Runs(trap), hidden, inner, {"model": [Runs(trap)]}):
+    calls = make_pipeline(FunctionTransformer(os.getcwd), SVC())
+    for content in (Runs(trap), hidden, inner, calls, {"model": [Runs(trap)]}):
         joblib.dump(content, path)
         with pytest.raises(UserError, match="no class of scikit-learn"):
             read_estimator(str(path))
