@@ -18,6 +18,7 @@ from memlib.looking.things import (
     in_order,
     is_of_others,
     is_telling,
+    rank_of,
     read_columns,
     read_texts,
     towards_others,
@@ -267,7 +268,7 @@ def _sides(tables: Sequence[Thing]) -> list[Thing]:
     if len(tables) == 2 and set(_columns(tables[0]).names) != set(_columns(tables[1]).names):
         differ = set(_columns(tables[0]).names) ^ set(_columns(tables[1]).names)
         raise UserError(f"{tables[0].path} and {tables[1].path} differ in the column {sorted(differ)[0]!r}")
-    return sorted(tables, key=lambda one: is_of_others(one.path)) if len(tables) == 2 else list(tables)
+    return sorted(tables, key=lambda one: rank_of(one.path)) if len(tables) == 2 else list(tables)
 
 
 def _columns(table: Thing) -> Columns:
@@ -479,7 +480,7 @@ def _of_images(things: Sequence[Thing], said: Said) -> Asked:
 def _inside(folders: Sequence[Thing]) -> int:
     """Return the number of images of the members' part or folder."""
     if len(folders) == 2:
-        return sum(sorted(folders, key=lambda one: is_of_others(one.path))[0].counts.values())
+        return sum(sorted(folders, key=lambda one: rank_of(one.path))[0].counts.values())
     return next((count for part, count in folders[0].counts.items() if not is_of_others(part)), 0)
 
 
@@ -488,7 +489,7 @@ def _image_source(folders: Sequence[Thing]) -> tuple[Recipe, str | None]:
     if len(folders) > 2:
         raise UserError(f"{len(folders)} folders of images; bring one with train and val, or members and non-members")
     if len(folders) == 2:
-        first, second = sorted(folders, key=lambda one: is_of_others(one.path))
+        first, second = sorted(folders, key=lambda one: rank_of(one.path))
         if first.classes != second.classes:
             raise UserError(f"{first.path} and {second.path} have different class folders; bring folders of the same classes")
         parts = {
@@ -537,7 +538,7 @@ def _of_texts(things: Sequence[Thing], said: Said, folder: str) -> Asked:
     models, texts = _of(things, "language"), _of(things, "texts")
     if not texts:
         return _lacking(things)
-    sides = sorted(texts, key=lambda one: is_of_others(one.path)) if len(texts) == 2 else texts
+    sides = sorted(texts, key=lambda one: rank_of(one.path)) if len(texts) == 2 else texts
     has_members = len(sides) == 2 or (sides[0].columns is not None and sides[0].columns.member is not None)
     if not models or not has_members:
         lacks = "the model" if has_members else "texts like these that it was not trained on, as a second file"

@@ -143,6 +143,11 @@ def is_of_others(path: str) -> bool:
     return side_of(path) == "others"
 
 
+def rank_of(path: str) -> int:
+    """Return the place of a file or folder when members come first, by its name: 0, 2 for others, 1 if it tells neither."""
+    return {"members": 0, "": 1, "others": 2}[side_of(path)]
+
+
 def side_of(path: str) -> Literal["members", "others", ""]:
     """Return the side that the name of a file or a folder tells, or that of a folder above it; "" if none does.
 

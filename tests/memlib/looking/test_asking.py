@@ -99,6 +99,15 @@ def test_probabilities_in_two_tables_become_outputs_that_no_model_sees() -> None
     assert lines[-1].startswith(f"nonmembers/{ROWS - 1:07d},")
 
 
+def test_the_file_that_says_train_holds_the_members() -> None:
+    for name in ("rows.csv", "train.csv"):
+        TABLE.to_csv(name, index=False)
+    found = looked("rows.csv", "train.csv", "m.joblib")
+    assert found.full is not None
+    assert found.full["data"]["source"]["files"] == {"members": "train.csv", "nonmembers": "rows.csv"}
+    assert found.remarks[0] == "train.csv holds the members, rows.csv the non-members"
+
+
 def test_ids_that_are_made_up_say_nothing_of_the_order() -> None:
     lines = looked("outputs.csv").files["examples.csv"].decode().splitlines()
     ids = [line.partition(",")[0] for line in lines[1:]]
