@@ -17,7 +17,7 @@ from memlib.errors import UserError
 from memlib.findings import DESCRIPTIVE
 from memlib.looking.asking import FULL, QUICK, Asked, Drawn, Recipe, Said, asked
 from memlib.looking.models import with_estimator, with_network
-from memlib.looking.things import looked_at, written
+from memlib.looking.things import looked_at, rank_of, written
 from memlib.pipeline import user_code
 from memlib.running.api import run
 from memlib.runs.run import Run
