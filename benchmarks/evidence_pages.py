@@ -32,7 +32,7 @@ PARTS = {  # beginnings of the names of parts of `make validity`, by page
     "captions": ("captions", "declared-captions"),
     "unique-feature": ("unique-feature", "own-model"),
     "forgetting": ("forgetting", "declared-data-sets"),
-    "membership": ("membership", "declared-members", "declared-coins", "declared-documents"),
+    "membership": ("membership", "declared-members", "declared-coins", "declared-documents", "look"),
     "exposure": ("exposure",),
     "all": ("words", "gate", "sweep-trends", "stated-power", "dossier"),
 }

@@ -1,6 +1,6 @@
 """Five ways in, as a new user takes them: what is brought, what is typed, how long it takes, and what is printed.
 
-python benchmarks/first_answers.py [--full]
+python -m benchmarks.first_answers [--full]
 
 Makes the models and files of five people from real data (MEMLIB_DATA): a network with photos/train and photos/val,
 a table in two files with a pipeline of scikit-learn, scores with a column of members, a fine-tuned language model with texts, and

@@ -40,6 +40,7 @@ TRAINING: Recipe = {
 }  # fmt: skip
 EXAMPLES, OUTPUTS, LIST, DOCUMENTS = "examples.csv", "outputs.csv", "members.csv", "documents.jsonl"
 PERSONS_FILE = "persons.csv"
+IN_ORDER = "the model is asked about the numbers of the columns in their order"
 SIDES = ("members", "nonmembers")  # names of two files of one table
 
 
@@ -327,7 +328,7 @@ def _of_tables(tables: Sequence[Thing], things: Sequence[Thing], said: Said, fol
         files |= {OUTPUTS: _outputs_of(sides, label)}
     elif models:
         target["trained"], model = _trained(models), None
-        remarks.append("the model is asked in the order of the columns, unless it knows them by name")
+        remarks.append(IN_ORDER)
         source |= {"standardize": False}
     else:
         return _without_model(source, remarks)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memlib.data.examples import UnreadableImage
 from memlib.data.images.folder import ImageFolder
 from memlib.errors import UserError
-from memlib.looking.asking import FOREST, OUTPUTS, Asked, Recipe, source_ids
+from memlib.looking.asking import FOREST, IN_ORDER, OUTPUTS, Asked, Recipe, source_ids
 from memlib.looking.things import Thing, is_of_others, rank_of, written
 from memlib.models.external.estimator_files import read_estimator
 from memlib.specs import ExternalClassifierSpec, ImageFolderSource
@@ -267,7 +267,8 @@ def with_estimator(asked: Asked, things: Sequence[Thing], sides: Sequence[Thing]
         f"{path} takes columns by name ({', '.join(map(str, names[:3]))}, ...), so it is known by its probabilities; its "
     )
     remark += "shadow models are forests of memlib's"
-    return replace(asked, files={**asked.files, OUTPUTS: written(table)}, remarks=(*asked.remarks, remark), **changes)  # type: ignore[arg-type]
+    remarks = (*(line for line in asked.remarks if line != IN_ORDER), remark)
+    return replace(asked, files={**asked.files, OUTPUTS: written(table)}, remarks=remarks, **changes)  # type: ignore[arg-type]
 
 
 def _by_outputs(recipe: Recipe, path: str) -> Recipe:
