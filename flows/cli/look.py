@@ -53,7 +53,7 @@ def look(
     if not things:
         raise UserError("name what you have: a model, and files or folders of data that it was and was not trained on")
     if drawn is None:
-        drawn = _ask() if not json_ and _can_ask() else "unknown"
+        drawn = _ask() if not json_ and can_ask() else "unknown"
     found = look_at(
         things, drawn=drawn, label=label, score=score, folder=".", store=store, quiet=True,
         say=(lambda line: None) if json_ else (lambda line: console.print(line, soft_wrap=True)),
@@ -73,7 +73,8 @@ def look(
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _can_ask() -> bool:
+def can_ask() -> bool:
+    """Return whether someone at a terminal can answer."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

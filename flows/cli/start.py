@@ -8,7 +8,6 @@ import platform
 import re
 import shlex
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from cyclopts import Parameter
 import memlib
 from flows.cli.completing import recipes
 from flows.cli.files import write_new
-from flows.cli.look import look
+from flows.cli.look import can_ask, look
 from flows.cli.store import JsonOption, StoreOption
 from flows.prefect_server import check_prefect
 from memlib.audits import AUDITS, PACKAGES, audit_of
@@ -150,7 +149,7 @@ def _starter(name: str) -> str:
 
 def _ask_for_things() -> list[str]:
     """Ask on a terminal for files and folders, at which `memlib look` then looks; return none elsewhere."""
-    if not _can_ask():
+    if not can_ask():
         return []
     console.print("Name what you have: a model, and what it was and was not trained on; or press Enter for a list.")
     return shlex.split(input("Files, folders: "))
@@ -163,7 +162,7 @@ def _ask_for_situation() -> Have:
         UserError: when there is no terminal, or the answer is none of the choices.
     """
     choices: tuple[Have, ...] = get_args(Have)
-    if not _can_ask():
+    if not can_ask():
         raise UserError(
             f"name an audit, or say what you have: memlib look FILE_OR_FOLDER ..., or memlib init --for {'|'.join(choices)}"
         )
@@ -178,10 +177,6 @@ def _ask_for_situation() -> Have:
     return choices[int(answer) - 1]
 
 
-def _can_ask() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
-
-
 def _fill(text: str) -> str:
     """Replace the questions in a starter by answers on a terminal, elsewhere by examples; each is asked once."""
     answers: dict[str, str] = {}
@@ -189,7 +184,7 @@ def _fill(text: str) -> str:
     def answer(found: re.Match[str]) -> str:
         question, default = found[1], found[2]
         if question not in answers:
-            given = input(f"{question} [{default}]: ").strip() if _can_ask() else ""
+            given = input(f"{question} [{default}]: ").strip() if can_ask() else ""
             answers[question] = given or default
         return _in_yaml(answers[question])
 

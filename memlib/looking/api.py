@@ -17,7 +17,7 @@ from memlib.errors import UserError
 from memlib.findings import DESCRIPTIVE
 from memlib.looking.asking import FULL, QUICK, Asked, Drawn, Recipe, Said, asked
 from memlib.looking.models import with_estimator, with_network
-from memlib.looking.things import looked_at, rank_of, written
+from memlib.looking.things import looked_at, members_first, written
 from memlib.pipeline import user_code
 from memlib.running.api import run
 from memlib.runs.run import Run
@@ -119,7 +119,7 @@ def look_at(
         found = asked(looks, said, str(_beside(place, name)))
     if any(one.kind == "images" for one in looks) and found.name == "membership":
         found = with_network(found, looks)
-    tables = sorted((one for one in looks if one.kind == "table"), key=lambda one: rank_of(one.path))
+    tables = members_first(one for one in looks if one.kind == "table")
     if tables and found.name == "membership":
         found = with_estimator(found, looks, tables, str(_beside(place, name)))
     for file, content in found.files.items():

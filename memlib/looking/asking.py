@@ -18,7 +18,7 @@ from memlib.looking.things import (
     in_order,
     is_of_others,
     is_telling,
-    rank_of,
+    members_first,
     read_columns,
     read_texts,
     towards_others,
@@ -269,7 +269,7 @@ def _sides(tables: Sequence[Thing]) -> list[Thing]:
     if len(tables) == 2 and set(_columns(tables[0]).names) != set(_columns(tables[1]).names):
         differ = set(_columns(tables[0]).names) ^ set(_columns(tables[1]).names)
         raise UserError(f"{tables[0].path} and {tables[1].path} differ in the column {sorted(differ)[0]!r}")
-    return sorted(tables, key=lambda one: rank_of(one.path)) if len(tables) == 2 else list(tables)
+    return members_first(tables) if len(tables) == 2 else list(tables)
 
 
 def _columns(table: Thing) -> Columns:
@@ -333,7 +333,7 @@ def _of_tables(tables: Sequence[Thing], things: Sequence[Thing], said: Said, fol
     else:
         return _without_model(source, remarks)
     rows = [_columns(one).rows for one in sides]
-    share = min(0.9, max(0.1, round(rows[0] / sum(rows), 2))) if len(rows) == 2 else 0.5
+    share = _share(rows[0], sum(rows)) if len(rows) == 2 else 0.5
     more = {"share": share, **({"model": model} if model else {}), **_split_of(columns, folder)}
     data = {"source": source}
     return Asked(
@@ -468,7 +468,7 @@ def _of_images(things: Sequence[Thing], said: Said) -> Asked:
             full=_of_images_alone(source), name="deja_vu",
         )  # fmt: skip
     counts = [count for one in folders for count in one.counts.values()]
-    share = min(0.9, max(0.1, round(_inside(folders) / sum(counts), 2))) if not lists else 0.5
+    share = _share(_inside(folders), sum(counts)) if not lists else 0.5
     target: Recipe = {"members": members, "trained": {"model": "", "weights": None}}
     data = {"source": source}
     return Asked(
@@ -478,10 +478,15 @@ def _of_images(things: Sequence[Thing], said: Said) -> Asked:
     )
 
 
+def _share(inside: int, everything: int) -> float:
+    """Return the share of examples that shadow models are trained on, as the model was."""
+    return min(0.9, max(0.1, round(inside / everything, 2)))
+
+
 def _inside(folders: Sequence[Thing]) -> int:
     """Return the number of images of the members' part or folder."""
     if len(folders) == 2:
-        return sum(sorted(folders, key=lambda one: rank_of(one.path))[0].counts.values())
+        return sum(members_first(folders)[0].counts.values())
     return next((count for part, count in folders[0].counts.items() if not is_of_others(part)), 0)
 
 
@@ -490,7 +495,7 @@ def _image_source(folders: Sequence[Thing]) -> tuple[Recipe, str | None]:
     if len(folders) > 2:
         raise UserError(f"{len(folders)} folders of images; bring one with train and val, or members and non-members")
     if len(folders) == 2:
-        first, second = sorted(folders, key=lambda one: rank_of(one.path))
+        first, second = members_first(folders)
         if first.classes != second.classes:
             raise UserError(f"{first.path} and {second.path} have different class folders; bring folders of the same classes")
         parts = {
@@ -539,7 +544,7 @@ def _of_texts(things: Sequence[Thing], said: Said, folder: str) -> Asked:
     models, texts = _of(things, "language"), _of(things, "texts")
     if not texts:
         return _lacking(things)
-    sides = sorted(texts, key=lambda one: rank_of(one.path)) if len(texts) == 2 else texts
+    sides = members_first(texts) if len(texts) == 2 else texts
     has_members = len(sides) == 2 or (sides[0].columns is not None and sides[0].columns.member is not None)
     if not models or not has_members:
         lacks = "the model" if has_members else "texts like these that it was not trained on, as a second file"

@@ -15,7 +15,7 @@ from memlib.data.examples import UnreadableImage
 from memlib.data.images.folder import ImageFolder
 from memlib.errors import UserError
 from memlib.looking.asking import FOREST, IN_ORDER, OUTPUTS, Asked, Recipe, source_ids
-from memlib.looking.things import Thing, is_of_others, rank_of, written
+from memlib.looking.things import Thing, is_of_others, members_first, written
 from memlib.models.external.estimator_files import read_estimator
 from memlib.specs import ExternalClassifierSpec, ImageFolderSource
 
@@ -215,7 +215,7 @@ def _some(folders: Sequence[Thing]) -> tuple[list[Any], NDArray[np.int64]]:
     """Return some images that the model was not trained on, and their classes."""
     from PIL import Image
 
-    last = sorted(folders, key=lambda one: rank_of(one.path))[-1]
+    last = members_first(folders)[-1]
     source = ImageFolder(ImageFolderSource(kind="image_folder", path=last.path))
     others = [part for part in last.parts if is_of_others(part)]
     places = [place for place in range(len(source)) if not others or _part(source, place) in others]

@@ -5,7 +5,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -143,9 +143,9 @@ def is_of_others(path: str) -> bool:
     return side_of(path) == "others"
 
 
-def rank_of(path: str) -> int:
-    """Return the place of a file or folder when members come first, by its name: 0, 2 for others, 1 if it tells neither."""
-    return {"members": 0, "": 1, "others": 2}[side_of(path)]
+def members_first(things: Iterable[Thing]) -> list[Thing]:
+    """Return files or folders with those of members first and those of others last, by their names."""
+    return sorted(things, key=lambda one: {"members": 0, "": 1, "others": 2}[side_of(one.path)])
 
 
 def side_of(path: str) -> Literal["members", "others", ""]:

@@ -37,7 +37,7 @@ def test_look_describes_things_before_its_verdict_and_ends_with_a_command(capsys
 def test_a_terminal_is_asked_how_members_were_chosen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flows.cli.look._can_ask", lambda: True)
+    monkeypatch.setattr("flows.cli.look.can_ask", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: "2")
     assert main(["look", *THINGS]) == 0
     assert "drawn: fixed" in Path("membership.yaml").read_text()
@@ -49,7 +49,7 @@ def test_a_terminal_is_asked_how_members_were_chosen(
 def test_init_without_words_asks_for_things_and_looks_at_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flows.cli.start._can_ask", lambda: True)
+    monkeypatch.setattr("flows.cli.start.can_ask", lambda: True)
     monkeypatch.setattr("builtins.input", lambda question: " ".join(THINGS))
     assert main(["init"]) == 0
     assert "Descriptive." in capsys.readouterr().out

@@ -57,7 +57,7 @@ def test_every_starter_recipe_validates_with_its_examples_and_with_answers(
             else ANSWERS.get(question.split()[0], "no: {1}")
         )
 
-    monkeypatch.setattr("flows.cli.start._can_ask", lambda: True)
+    monkeypatch.setattr("flows.cli.start.can_ask", lambda: True)
     monkeypatch.setattr("builtins.input", answer)
     assert main(["init", "--for", have, "mine.yaml"]) == 0
     assert len(asked) == len({question for question, _ in QUESTION.findall(_starter(f"for_{have}.yaml"))})
@@ -85,7 +85,7 @@ def test_init_without_arguments_asks_which_data_or_model_the_user_has(
     monkeypatch.chdir(tmp_path)
     assert main(["init"]) == 2
     assert "memlib look FILE_OR_FOLDER ..., or memlib init --for membership|" in capsys.readouterr().err
-    monkeypatch.setattr("flows.cli.start._can_ask", lambda: True)
+    monkeypatch.setattr("flows.cli.start.can_ask", lambda: True)
     answers = iter(["", "10"])
     monkeypatch.setattr("builtins.input", lambda question: next(answers, ""))
     assert main(["init"]) == 0
