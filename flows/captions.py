@@ -10,18 +10,24 @@ from memlib.audits.captions.recipe import Direction, Recipe
 from memlib.audits.captions.retrieval import EmbedPublic, Model, Retrievals, Retrieve, TrainPairs, public_blocks
 from memlib.audits.captions.stages import Report, Score
 from memlib.audits.last_stages import run_id
+from memlib.data.given_sets import CompareSets
 from memlib.data.images.caption_stages import Captions, CaptionSet, SplitPairs
 from memlib.data.splits import PUBLIC, REFERENCE, SHARED, TARGET
-from memlib.data.stages import Decode, DecodeBlock, Shard, decode, members_of
+from memlib.data.stages import Decode, DecodeBlock, Shard, TrainingData, decode, members_of
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.observe.encoders import encoders_by_side
-from memlib.pipeline.stage import Artifact, Runner
+from memlib.pipeline.stage import AnyStage, Artifact, Runner
 from memlib.runs.records import RunRecord
 
-STAGES = (DecodeBlock, Decode, Captions, SplitPairs, TrainPairs, EmbedPublic, Retrieve, Score, Report)
+STAGES = (DecodeBlock, Decode, Captions, SplitPairs, CompareSets, TrainPairs, EmbedPublic, Retrieve, Score, Report)
 ROLE_OF: dict[Direction, str] = {"A": TARGET, "B": REFERENCE}
 Models = Mapping[tuple[int, Direction], Model]
+
+
+def absent(recipe: Recipe) -> list[type[AnyStage]]:
+    """Return the stages that the recipe does not use."""
+    return [] if recipe.split.drawn_at_random else [CompareSets]
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
@@ -33,14 +39,15 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     if max(recipe.score.k) > public:
         raise UserError(f"score.k is {max(recipe.score.k)}, but there are only {public} public pairs; lower score.k")
 
+    sets = CompareSets(recipe.data.source, TrainingData(shard, splits), (TARGET, REFERENCE), recipe.score.seed, captions)
+    checks = runner.run(sets) if recipe.split.drawn_at_random else None
     stages = _trainings(recipe, shard, splits, captions)
     trained = dict(zip(stages, runner.run_all(list(stages.values())), strict=True))
     models: Models = {**trained, **encoders_by_side(recipe.encoders)}
     retrievals = _retrievals(runner, recipe, models, shard, splits, captions)
 
     seed, config, by_chance = recipe.split.seed, recipe.score, recipe.split.by_chance
-    declared = by_chance and bool(recipe.encoders)
-    score = Score(retrievals, captions, splits, recipe.dose, seed, config, by_chance=by_chance, as_declared=declared)
+    score = Score(retrievals, captions, splits, recipe.dose, seed, config, by_chance=by_chance, checks=checks)
     scores = runner.run(score)
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, retrievals, captions, shard, splits))
     named = {stage.name: trained[side] for side, stage in stages.items()}

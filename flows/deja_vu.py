@@ -13,7 +13,6 @@ from memlib.audits.deja_vu.beyond.findings import Beyond
 from memlib.audits.deja_vu.beyond.stages import Attributes, Within
 from memlib.audits.deja_vu.embedding import PROBED_VIEW, PUBLIC_VIEW, ROLE_OF, Embed, EmbeddedView, View, shown_rows
 from memlib.audits.deja_vu.generating import GenerateTrain
-from memlib.audits.deja_vu.given_sets import CompareSets
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Direction, Recipe
 from memlib.audits.deja_vu.reconstruction.judging import CLASS, Judge, TrainJudge
 from memlib.audits.deja_vu.reconstruction.sampling import IMAGES_PER_PART, Reconstruct, Reconstructions
@@ -22,8 +21,9 @@ from memlib.audits.deja_vu.searching import Found, Probe, Search
 from memlib.audits.deja_vu.stability import Compared, Stability, augment_of, blocks_of
 from memlib.audits.deja_vu.stages import Report, Score, ScoreSetting, Searches
 from memlib.audits.last_stages import run_id
+from memlib.data.given_sets import CompareSets, Difference
 from memlib.data.splits import EXTRA, PUBLIC, REFERENCE, SHARED, TARGET
-from memlib.data.stages import Decode, DecodeBlock, Shard, Split, class_names_of, decode, members_of
+from memlib.data.stages import Decode, DecodeBlock, Shard, Split, TrainingData, class_names_of, decode, members_of
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.observe.encoders import ExternalEncoder, encoders_by_side
@@ -37,12 +37,12 @@ STAGES = (
     DecodeBlock,
     Decode,
     Split,
+    CompareSets,
     Attributes,
     Train,
     Embed,
     Search,
     Background,
-    CompareSets,
     Probe,
     Stability,
     GenerateTrain,
@@ -57,7 +57,7 @@ STAGES = (
 _ASKED_FOR: dict[type[AnyStage], Callable[[Recipe], Any]] = {
     Train: lambda recipe: recipe.training,
     Background: lambda recipe: recipe.reference,
-    CompareSets: lambda recipe: (recipe.split.drawn_at_random and recipe.reference) or None,
+    CompareSets: lambda recipe: recipe.split.drawn_at_random or None,
     Stability: lambda recipe: recipe.decode.stability,
     Attributes: lambda recipe: recipe.beyond,
     Within: lambda recipe: recipe.beyond,
@@ -79,6 +79,7 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     shard = decode(runner, recipe.data)
     splits = runner.run(Split(recipe.split, shard))
     _refuse_the_impossible(recipe, splits, shard)
+    checks = _checks(runner, recipe, TrainingData(shard, splits))
     attributes = None if recipe.beyond is None else runner.run(Attributes(recipe.data, recipe.beyond.attributes, shard))
 
     started = _run_all(runner, _starts(recipe, shard, splits))
@@ -89,12 +90,11 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     searches, probes, views = observations.searches(), observations.probes(), observations.views()
     last = probes.pop(recipe.last_epoch)
     fine_tuned, by_chance = recipe.fine_tuned, recipe.split.by_chance
-    checks = _checks(runner, recipe, searches, shard, splits)
     judged, drawn = observations.reconstructions(searches, attributes)
     whole = Score(
         searches, last, splits, class_names_of(splits), recipe.decode, views, fine_tuned, by_chance, checks,
         earlier_probes=probes, beyond=observations.beyond(attributes), judged=judged,
-        declared_sets=recipe.reference is None and recipe.split.drawn_at_random,
+        declared_sets=recipe.split.drawn_at_random,
     )  # fmt: skip
     scores = _score(runner, whole)
 
@@ -110,16 +110,11 @@ def _score(runner: Runner, whole: Score) -> Artifact[Tables]:
     return runner.run(replace(whole, parts=tuple(runner.run_all(whole.in_parts()))))
 
 
-def _checks(
-    runner: Runner, recipe: Recipe, searches: Sequence[Searches], shard: Artifact[Shard], splits: Artifact[pa.Table]
-) -> Artifact[pa.Table] | None:
-    """Compare given sets that were declared to be drawn at random, where background classifiers replace a second model."""
-    backgrounds = searches[0].backgrounds
-    if recipe.reference is None or backgrounds is None or not recipe.split.drawn_at_random:
+def _checks(runner: Runner, recipe: Recipe, data: TrainingData) -> Artifact[Difference] | None:
+    """Compare given sets that were declared to be drawn at random."""
+    if not recipe.split.drawn_at_random:
         return None
-    config = recipe.decode
-    view = _queries(recipe.crops[0])
-    return runner.run(CompareSets(recipe.reference, view, backgrounds, shard, splits, config.permutations, config.seed))
+    return runner.run(CompareSets(recipe.data.source, data, (TARGET, REFERENCE), recipe.decode.seed))
 
 
 def _refuse_the_impossible(recipe: Recipe, splits: Artifact[pa.Table], shard: Artifact[Shard]) -> None:

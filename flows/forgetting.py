@@ -11,6 +11,7 @@ from memlib.audits.arrangement import check_flow
 from memlib.audits.forgetting.recipe import NULL, RETAINED, TARGET, Recipe
 from memlib.audits.forgetting.stages import DrawMixes, DrawSets, Report, Score, Shown
 from memlib.audits.last_stages import run_id
+from memlib.data.given_sets import CompareSets
 from memlib.data.stages import Decode, DecodeBlock, TrainingData, decode
 from memlib.data.subsets import RoleSets
 from memlib.identity import derive_seed
@@ -20,17 +21,17 @@ from memlib.observe.supplied_outputs import SuppliedOutputs, read_outputs
 from memlib.pipeline.stage import Artifact, Runner, Stage
 from memlib.runs.records import RunRecord
 from memlib.specs import ExternalClassifierSpec
-from memlib.specs.data import CALIBRATION, POOL, QUERY
+from memlib.specs.data import CALIBRATION, POOL, QUERY, WITHHELD
 from memlib.training.fit import Train
 from memlib.training.small_nets import TrainSubsets
 
-STAGES = (DecodeBlock, Decode, DrawSets, DrawMixes, TrainSubsets, Train, ModelOutputs, Score, Report)
+STAGES = (DecodeBlock, Decode, DrawSets, CompareSets, DrawMixes, TrainSubsets, Train, ModelOutputs, Score, Report)
 CHUNK = 32  # small models that are trained and stored as one artifact, as many as shadow models
 
 
 def absent(recipe: Recipe) -> set[type[Any]]:
     """Return the stages that a recipe leaves out."""
-    return {Train if _are_small(recipe) else TrainSubsets}
+    return {Train if _are_small(recipe) else TrainSubsets} | (set() if recipe.is_declared else {CompareSets})
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
@@ -39,12 +40,14 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     sets = runner.run(DrawSets(recipe, shard))
     data = TrainingData(shard, sets)
     num_classes = len(set(data.labels.tolist()))
+    compared = CompareSets(recipe.data.source, data, (QUERY, WITHHELD), recipe.score.seed)
+    checks = runner.run(compared) if recipe.is_declared else None
     given = _given(recipe, data, num_classes)
     models = _models(recipe)
     mixes = runner.run(DrawMixes(data, {model.name: (model.shares, model.seed) for model in models}))
     trained = _train(runner, recipe, data, mixes, models, num_classes)
     shown = _observe(runner, recipe, data, trained, given, num_classes)
-    scores = runner.run(Score(recipe, data, mixes, shown))
+    scores = runner.run(Score(recipe, data, mixes, shown, checks))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
     named = {"shard": shard, "sets": sets, "mixes": mixes} | {chunk.name: chunk.artifact for chunk in trained}
     return runner.publish(recipe, scores, report, named)

@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -79,6 +79,18 @@ class BlindFeatures:
         return joined([replace(self, values=means), _of(SIZES, {"units of the group": sizes})])
 
 
+Naming = Literal["memlib's", "persons", "in parts", "owner's"]
+
+
+def naming_of(source: Source) -> Naming:
+    """Return which part of an id is its owner's: none, the folder of a person, what follows the part, or all of it."""
+    if isinstance(source, JoinedSource):
+        return "in parts" if all(part.source.states_ids for part in source.parts.values()) else "memlib's"
+    if not source.states_ids:
+        return "persons" if source.persons else "memlib's"
+    return "in parts" if isinstance(source, TableSource) and source.files else "owner's"
+
+
 def owner_names(source: Source, ids: Sequence[str]) -> list[str] | None:
     """Return what the owner of the data calls examples; None where memlib made the ids from their positions.
 
@@ -92,13 +104,12 @@ def owner_names(source: Source, ids: Sequence[str]) -> list[str] | None:
         >>> owner_names(TableSource(kind="table", path="a.csv", label_column="y"), ["0000000", "0000001"]) is None
         True
     """
-    if isinstance(source, JoinedSource):
-        if not all(part.source.states_ids for part in source.parts.values()):
-            return None
-        return [name.partition("/")[2] for name in ids]
-    if not source.states_ids:
-        return [name.rpartition("/")[0] for name in ids] if source.persons else None
-    if isinstance(source, TableSource) and source.files:
+    naming = naming_of(source)
+    if naming == "memlib's":
+        return None
+    if naming == "persons":
+        return [name.rpartition("/")[0] for name in ids]
+    if naming == "in parts":
         return [name.partition("/")[2] for name in ids]
     return ["/".join(part for part in name.split("/") if part.lower() not in SETS) for name in ids]
 

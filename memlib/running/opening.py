@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from memlib.audits.arrangement import body_of
 from memlib.data.datasets import open_source
+from memlib.data.given_sets import CompareSets, Difference
 from memlib.data.stages import Decode, HoldOut, Split, TrainingData
 from memlib.errors import UserError
 from memlib.pipeline import user_code
 from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, Out, Stage
 from memlib.recipes.named_files import specs_in
 from memlib.recipes.request import AuditRequest
+from memlib.report.format import say_p
 from memlib.running.runners import PlainRunner
-from memlib.specs import DataSpec, ExternalClassifierSpec, OutputsSpec
+from memlib.specs import DataSpec, ExternalClassifierSpec, OutputsSpec, SplitSpec
 from memlib.specs.external import WithMembers
 from memlib.specs.observing import is_path
 from memlib.store import Store
@@ -57,9 +59,11 @@ class OpeningRunner(PlainRunner):
 
 
 def is_named(request: AuditRequest) -> bool:
-    """Return whether a recipe names a model, outputs or members, which a plan without data cannot check."""
+    """Return whether a recipe names a model, outputs, members or a draw, which a plan without data cannot check."""
     return any(
-        isinstance(spec, ExternalClassifierSpec | OutputsSpec) or (isinstance(spec, WithMembers) and spec.members is not None)
+        isinstance(spec, ExternalClassifierSpec | OutputsSpec)
+        or (isinstance(spec, WithMembers) and spec.members is not None)
+        or (isinstance(spec, SplitSpec) and spec.drawn_at_random)
         for spec in specs_in(request.recipe)
     )
 
@@ -87,7 +91,19 @@ def opened(request: AuditRequest) -> Iterator[str]:
             for spec in {each.model_dump_json(): each for each in models}.values():
                 is_code = not is_path(spec.model) and not user_code.is_allowed(spec.model.partition(":")[0])
                 yield _last_layer(spec, examples.num_classes) if is_code else _asked(spec, examples)
+        if (compared := runner.found.get(CompareSets)) is not None:
+            yield _said_of_sets(compared.content)
         yield from request.audit.opened(recipe, runner.found)
+
+
+def _said_of_sets(found: Difference) -> str:
+    """State whether what is known without a model contradicts sets that were declared to be drawn at random."""
+    if not found.contradicts:
+        return f"nothing that is known without the model contradicts the declared draw ({say_p(found.p_value)})"
+    return (
+        f"CAUTION: the sets are declared to be drawn at random, but {found.told} ({say_p(found.p_value)}), so that a run "
+        "tests nothing: give sets among which chance alone decided, or do not declare a draw"
+    )
 
 
 def _examples(runner: OpeningRunner) -> TrainingData | None:

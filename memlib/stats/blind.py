@@ -1,7 +1,7 @@
 """Baselines without the model: classifiers that tell members from non-members by features of the units alone.
 
-Where the sides were drawn at random, the result is a test, with redraws of the sides (`tell_sides`, `tested_baseline`). Where
-they were not, it is a description: the area under the ROC curve (AUC) of cross-validated classifiers with an interval
+Where the sides were drawn at random, the result is a test, with redraws of the sides (`tested_baseline`). Where they were
+not, it is a description: the area under the ROC curve (AUC) of cross-validated classifiers with an interval
 (`described_baseline`), beside which the AUC of an attack on the model stands.
 """
 
@@ -13,7 +13,6 @@ import scipy
 from numpy.typing import NDArray
 
 from memlib.identity import derive_seed
-from memlib.stats.inference import permutation_p
 from memlib.stats.multiplicity import largest_p
 from memlib.stats.operating import auc, auc_interval
 from memlib.stats.randomization import Design
@@ -24,16 +23,6 @@ ROUNDS, LEAVES = 100, 15  # boosting rounds, and leaves per tree
 ALL = "all"  # name of all features together
 
 Learner = Callable[[NDArray[np.float64], NDArray[np.bool_], NDArray[np.float64], int], NDArray[np.float64]]
-
-
-@dataclass(frozen=True)
-class Blind:
-    """Agreement of the sides with what a classifier predicts from features."""
-
-    #: probability that a unit of the first side is ranked above one of the second side by a classifier that was fitted to the
-    #: other folds, ties counted one half; .5 by chance.
-    auc: float
-    p_value: float  #: of the agreement, by redraws of the sides to which the classifiers are fitted again.
 
 
 @dataclass(frozen=True)
@@ -50,31 +39,10 @@ class BlindBaseline:
     by_family: Mapping[str, float]  #: AUC by the best of the learners, from the features of one family alone.
     by_learner: Mapping[str, float]  #: AUC from all features by learner.
 
-
-def tell_sides(features: NDArray[np.floating], design: Design, folds: NDArray[np.int64], *, redraws: int, seed: int) -> Blind:
-    """Fit ridge regressions of the side on the features, each to all folds but one, and test their predictions by redraws.
-
-    The statistic is the sum over units of the predicted times the actual side, each less the mean of its stratum. For every
-    redraw the regressions are fitted again, so that the test is exact whatever the features (Fisher 1935).
-
-    Args:
-        features: (num_units, num_features).
-        design: the draw that was declared.
-        folds: (num_units,) fold of each unit; groups are whole.
-
-    Example:
-        >>> import numpy as np
-        >>> first = np.arange(40) % 2 == 0
-        >>> design = Design.of(first, labels=np.zeros(40, dtype=int))
-        >>> folds = np.arange(40) // 2 % 5
-        >>> blind = tell_sides(first[:, None].astype(float), design, folds, redraws=99, seed=0)  # the side itself
-        >>> blind.auc > 0.99, round(blind.p_value, 2)
-        (True, 0.01)
-    """
-    told = _told([features], design, folds, redraws=redraws, seed=seed)
-    observed, null = float(told.agreement[0, 0]), told.agreement[1:, 0]
-    slack = 1e-9 * max(1.0, float(np.abs(null).max(initial=0.0)))  # equal draws may differ by rounding
-    return Blind(auc(told.predicted[:, 0], design.first), permutation_p(observed - slack, null))
+    @property
+    def most(self) -> str:
+        """The family of features that tells most."""
+        return max(self.by_family.items(), key=lambda item: item[1])[0]
 
 
 def tested_baseline(
@@ -88,9 +56,11 @@ def tested_baseline(
 ) -> BlindBaseline:
     """Test, by redraws of a declared random draw, if features of the units tell the sides apart.
 
-    Ridge regressions as in `tell_sides` are fitted to all features and to each family of them alone. The p-value is adjusted
-    over these by the maximum of the standardized statistics (Westfall and Young 1993), so that one telling column is found
-    among many others.
+    Ridge regressions of the side are fitted to all features and to each family of them alone, to all folds but one. The
+    statistic is the sum over units of the predicted times the actual side, each less the mean of its stratum. For every
+    redraw the regressions are fitted again, so that the test is exact whatever the features (Fisher 1935). The p-value is
+    adjusted over the families by the maximum of the standardized statistics (Westfall and Young 1993), so that one telling
+    column is found among many others.
 
     Args:
         features: (num_units, num_features), finite.

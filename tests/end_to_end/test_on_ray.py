@@ -1,5 +1,6 @@
 """Whole audits on Prefect and Ray: what one process computes, whatever is killed on the way."""
 
+import contextlib
 import json
 import os
 import signal
@@ -137,8 +138,9 @@ def kill(process: subprocess.Popen[str], name: str) -> None:
     def found() -> list[psutil.Process]:
         victims = []
         for other in psutil.process_iter(["cmdline"]):
-            if os.getsid(other.pid) == process.pid and name in " ".join(other.info["cmdline"] or ()):
-                victims.append(other)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                if os.getsid(other.pid) == process.pid and name in " ".join(other.info["cmdline"] or ()):
+                    victims.append(other)
         return victims
 
     if name:

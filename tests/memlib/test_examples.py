@@ -17,6 +17,7 @@ MODULES = {
     "memlib.audits.exposure.scores": (
         "exposure_of_rank", "exposure_by_sampling", "upper_exposure", "sampled_p", "canary_p",
     ),
+    "memlib.data.given_sets": ("p_of_draw",),
     "memlib.objectives.base": ("Objective",),
     "memlib.pipeline.stage": ("Stage", "Artifact"),
     "memlib.running.api": ("run", "plan", "list_runs", "diff", "check", "verify"),
@@ -24,7 +25,7 @@ MODULES = {
     "memlib.runs.run": ("Run", "open"),
     "memlib.specs.base": ("Spec", "Source"),
     "memlib.stats.attributes": ("attribute_inference",),
-    "memlib.stats.blind": ("described_baseline", "folds_by_group", "tell_sides", "tested_baseline"),
+    "memlib.stats.blind": ("described_baseline", "folds_by_group", "tested_baseline"),
     "memlib.stats.changes": ("flipped_p", "welch_p"),
     "memlib.stats.divergence": ("ks_gap", "weighted_ks"),
     "memlib.stats.epsilon": (

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from memlib.audits.captions.recipe import DOSES, HEADLINE, Config
 from memlib.audits.sides import Audited
+from memlib.data.given_sets import Difference, p_of_draw
 from memlib.data.splits import EXTRA, REFERENCE, TARGET
 from memlib.findings import Finding, diagnostic, estimate, settle, untested
 from memlib.identity import derive_seed
@@ -110,7 +111,7 @@ def summarize(
     epochs: tuple[int, ...],
     chance: float,
     by_chance: bool = True,
-    declared: bool = False,
+    checks: Difference | None = None,
 ) -> list[Finding]:
     """Return the settled findings, the headline first.
 
@@ -120,8 +121,9 @@ def summarize(
         epochs: the scored checkpoints, the last one first.
         chance: recall of unnamed objects if captions had one another's neighbours, at the headline's setting.
         by_chance: whether pairs were assigned to the sides at random; otherwise tests become estimates.
-        declared: whether that was only declared.
+        checks: comparison without a model of sets of which that was only declared; None if memlib drew them.
     """
+    declared = checks is not None
     head = Setting.of(units, epoch=epochs[0], k=config.k[0], declared=declared)
     params = {"epoch": epochs[0], "k": config.k[0], "objects": config.objects}
     rows = [_excess(head, params, config, family=HEADLINE)]
@@ -133,8 +135,8 @@ def summarize(
             if (epoch, k) != (epochs[0], config.k[0]):
                 setting = Setting.of(units, epoch=epoch, k=k, declared=declared)
                 rows.append(_excess(setting, params | {"epoch": epoch, "k": k}, config))
-    if declared and by_chance:
-        draw = _draw(head, config)
+    if checks is not None and by_chance:
+        draw = _draw(head, config, checks)
         rows.append(draw)
         by_chance = head.has_reference and not draw.params["contradicted"]
     rows = rows if by_chance else [untested(row) for row in rows]
@@ -157,8 +159,8 @@ def _excess(
     return audited.tested(metric, params, gains, null, family=family, level=config.level, seed=seed)
 
 
-def _draw(head: Setting, config: Config) -> Finding:
-    """Return the test of a declared draw, two-sided, by what the words alone recall and by what the models do.
+def _draw(head: Setting, config: Config, checks: Difference) -> Finding:
+    """Return the test of a declared draw by what is known without a model, what the words alone recall and the models do.
 
     Memory of both models alike leaves no difference in the sum of their recall; memory of the first alone leaves none in that
     of the second. Only where the sides differ in both do their captions, or images, differ.
@@ -170,14 +172,14 @@ def _draw(head: Setting, config: Config) -> Finding:
         null = audited.redrawn(values, seed=derive_seed(audited.seed, name))
         return two_sided_p(audited.design.difference(values) / 2, null)
 
-    p = compared(sides.words, "words")
-    by = "words"
+    found = {"words": compared(sides.words, "words")}
     if head.has_reference:
         of_a, of_b = (_recall(sides, side).mean(axis=0) for side in "ab")
-        models = max(compared(of_a + of_b, "both"), compared(of_b, "second"))
-        p, by = min((p, "words"), (models, "models"))
-        p = min(1.0, 2 * p)
-    params = {"contradicted": p <= CONTRADICTED, "alone": not head.has_reference, "by": by}
+        found["models"] = max(compared(of_a + of_b, "both"), compared(of_b, "second"))
+    p = p_of_draw(known=checks.p_value, models=list(found.values()))
+    told = {"told": checks.told} if checks.p_value <= len(found) * min(found.values()) else {}
+    by = min(found, key=found.__getitem__)
+    params = {"contradicted": p <= CONTRADICTED, "alone": not head.has_reference, "by": by} | told
     return diagnostic("declared_draw", params, p, n=audited.count)
 
 

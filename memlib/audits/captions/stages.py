@@ -15,6 +15,7 @@ from memlib.audits.captions.recipe import Config, Recipe
 from memlib.audits.captions.retrieval import Retrievals, copies_of
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
+from memlib.data.given_sets import Difference
 from memlib.data.images.caption_stages import CaptionSet
 from memlib.data.splits import PUBLIC
 from memlib.data.stages import Shard, members_of
@@ -50,12 +51,12 @@ class Score(ScoresStage):
     dose_seed: int
     config: Config
     by_chance: bool = True  #: whether pairs were assigned to A and B at random; otherwise nothing is tested.
-    as_declared: bool = False  #: whether that is only declared by their owner.
+    checks: Artifact[Difference] | None = None  #: comparison of sets of which that is only declared by their owner.
 
     @property
     def spec(self) -> Mapping[str, Any]:
         """Settings of scoring, the settings that are scored, and the dose."""
-        drawn = {"by_chance": False} if not self.by_chance else {"declared": True} if self.as_declared else {}
+        drawn = {"by_chance": False} if not self.by_chance else {"declared": True} if self.checks is not None else {}
         return drawn | {
             "config": self.config.model_dump(mode="json"), "dose": [self.dose.model_dump(mode="json"), self.dose_seed],
             "settings": [[one.pair, one.epoch] for one in self.retrievals],
@@ -65,7 +66,8 @@ class Score(ScoresStage):
     def inputs(self) -> Mapping[str, Any]:
         """Neighbours, captions and splits."""
         found = [[model.key for model in one.by_model] for one in self.retrievals]
-        return {"retrievals": found, "captions": self.captions.key, "splits": self.splits.key}
+        checks = {} if self.checks is None else {"checks": self.checks.key}
+        return {"retrievals": found, "captions": self.captions.key, "splits": self.splits.key} | checks
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, summary and curves."""
@@ -82,9 +84,8 @@ class Score(ScoresStage):
         epochs = tuple(dict.fromkeys(one.epoch for one in self.retrievals))
         first = self.retrievals[0].by_model[0].content.neighbors[:, : self.config.k[0]]
         guessed = chance(votes_of(first, public), asked, self.config.objects)
-        found = summarize(
-            units, self.config, epochs=epochs, chance=guessed, by_chance=self.by_chance, declared=self.as_declared
-        )
+        checks = None if self.checks is None else self.checks.content
+        found = summarize(units, self.config, epochs=epochs, chance=guessed, by_chance=self.by_chance, checks=checks)
         rows = Findings(found)
         write_table(rows.table(verdict(rows)), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(units, epochs=epochs, k=self.config.k[0]), CURVES, attempt.path(CURVES_FILE))

@@ -72,12 +72,14 @@ def verdict(rows: Findings) -> Verdict:
 
 def _undrawn(declared: Finding, head: Finding) -> tuple[str, str]:
     """Return sentence and explanation for a declared draw on which no test can rest."""
+    told = declared.params.get("told")
     by = "The words of the captions alone name" if declared.params["by"] == "words" else "Both models together name"
     if declared.params["contradicted"]:
+        differ = f"But {told}" if told is not None else f"{by} the objects of A's images unlike those of B's"
         return (
             f"Nothing was tested: the declared draw is contradicted ({say_p(declared.value)}).",
-            f"{numbers(head)} {by} the objects of A's images unlike those of B's, so the pairs were not drawn at random, and "
-            "what the pairs are may be the cause of any difference.",
+            f"{numbers(head)} {differ}, so the pairs were not drawn at random, and what the pairs are may be the cause of "
+            "any difference.",
         )
     return (
         "Nothing was tested: with one model alone, nothing examines whether the sets were drawn at random as declared.",
@@ -88,8 +90,9 @@ def _undrawn(declared: Finding, head: Finding) -> tuple[str, str]:
 
 def _declared(declared: Finding) -> str:
     return (
-        "As declared, pairs were assigned to the sets at random; neither what the words of the captions alone recall nor "
-        f"what both models do contradicts it ({say_p(declared.value)}), and gains are adjusted for both."
+        "As declared, pairs were assigned to the sets at random; neither what is known of them without a model, nor what the "
+        f"words of the captions alone recall, nor what both models do contradicts it ({say_p(declared.value)}). Gains are "
+        "adjusted for words and models."
     )
 
 

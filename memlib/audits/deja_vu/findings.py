@@ -18,9 +18,10 @@ from memlib.audits.deja_vu.recipe import DIRECTIONS, HEADLINE, HEADLINES, SETS, 
 from memlib.audits.deja_vu.scores import CATEGORIES, ease
 from memlib.audits.deja_vu.units import SIDES, Analysis, settings, split_by
 from memlib.audits.deja_vu.verdict import recognition, verdict
+from memlib.data.given_sets import Difference
 from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, settle, tested, untested
 from memlib.identity import derive_seed
-from memlib.stats.difficulty import CONTRADICTED, difference_p
+from memlib.stats.difficulty import CONTRADICTED, difference_p, num_statistics
 from memlib.stats.inference import (
     accuracy_curve,
     difference_interval,
@@ -29,11 +30,12 @@ from memlib.stats.inference import (
     paired_interval,
     permutation_p,
 )
-from memlib.stats.randomization import Design, attributable_bound, detectable_answers
+from memlib.stats.randomization import Design, attributable_bound, detectable, detectable_answers
 from memlib.stats.totals import grouped_interval, resampled_differences
 from memlib.tables import CURVES, point
 
 SETTINGS, CLASSES = "settings", "classes"
+LEVEL = CONTRADICTED / 2  # of each of the two tests of a declared draw
 GAPS, GAP_CHANGE = ("probe_gap_backbone", "probe_gap_projector"), "change in probe_gap"
 
 
@@ -86,7 +88,7 @@ def rows_of(
         units, config, num_classes, reference: as in `summarize`.
         headline: whether the first setting is the headline's.
         beyond: whether memory beyond the class is tested, too.
-        declared: whether the images of two models were only declared to be assigned at random.
+        declared: whether the images were only declared to be assigned at random.
     """
     rows: list[Finding] = []
     for number, (setting, part) in enumerate(settings(units)):
@@ -153,7 +155,8 @@ def _draw_row(analysis: Analysis, config: Config) -> Finding:
     """Return the test, two-sided, of a declared draw by what the models of A and B find easy.
 
     Memory of both alike leaves no difference in the sum, and memory of the first alone leaves none in the second. Only where
-    the sides differ in both are the images of one side easier.
+    the sides differ in both are the images of one side easier. Of one model alone, the classifiers of backgrounds, which know
+    no sides, are asked: `detectable` is the difference in right answers that is found with a power of 80 %.
     """
     answers = {side: zip(analysis.right[side], analysis.confidence[side], strict=True) for side in SIDES}
     own, other = (np.mean([ease(*of_pair) for of_pair in answers[side]], axis=0) for side in SIDES)
@@ -162,11 +165,22 @@ def _draw_row(analysis: Analysis, config: Config) -> Finding:
         difference_p(
             values, analysis.of_a, analysis.label, redraws=config.permutations, seed=seed, groups=analysis.groups
         )
-        for values in (own + other, of_b)
+        for values in ((other,) if analysis.alone else (own + other, of_b))
     )  # fmt: skip
-    named = np.mean([analysis.right[side].mean(axis=0) for side in SIDES], axis=0)
-    params = {"by": "models", "p": p, "differs": p <= CONTRADICTED, "detectable": None}
-    return diagnostic(SETS, params, analysis.design.difference(named), n=analysis.num_units)
+    sides, design = ("reference",) if analysis.alone else SIDES, analysis.design
+    named = np.mean([analysis.right[side].mean(axis=0) for side in sides], axis=0)
+    by, missed = "models", None
+    if analysis.alone:
+        by, deviation = "backgrounds", design.null_deviation(named) / design.balance
+        missed = detectable(deviation, LEVEL / num_statistics(analysis.label), two_sided=True)
+    params = {"by": by, "p": p, "differs": p <= LEVEL, "detectable": missed}
+    return diagnostic(SETS, params, design.difference(named), n=analysis.num_units)
+
+
+def check_row(found: Difference) -> Finding:
+    """Return the comparison of declared sets without a model; its value is an AUC."""
+    params = {"by": "features", "p": found.p_value, "differs": found.p_value <= LEVEL, "told": found.told}
+    return diagnostic(SETS, params, found.auc, n=found.n)
 
 
 def _excess_row(analysis: Analysis, params: Mapping[str, Any], config: Config, *, family: str, level: float) -> Finding:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from memlib.audits.deja_vu.embedding import CROP, ROLE_OF, EmbeddedView, joint_key
-from memlib.audits.deja_vu.findings import curves, probe_rows, rows_of, rows_through_training, settled
+from memlib.audits.deja_vu.findings import check_row, curves, probe_rows, rows_of, rows_through_training, settled
 from memlib.audits.deja_vu.gains import change_rows
 from memlib.audits.deja_vu.recipe import DIRECTIONS, Config, Recipe
 from memlib.audits.deja_vu.reconstruction.sampling import Reconstructions
@@ -22,6 +22,7 @@ from memlib.audits.deja_vu.scores import Decoding, score
 from memlib.audits.deja_vu.searching import Found
 from memlib.audits.deja_vu.tables import NEIGHBORS, RECONSTRUCTIONS, UNITS
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
+from memlib.data.given_sets import Difference
 from memlib.data.splits import REFERENCE, TARGET, named_classes, select
 from memlib.data.stages import Shard, members_of
 from memlib.findings import Finding
@@ -126,8 +127,8 @@ class Score(ScoresStage):
     stability: Sequence[Compared] = ()
     fine_tuned: bool = False  #: whether to report changes since the first epoch.
     by_chance: bool = True  #: whether images were assigned to A and B at random.
-    #: comparison of given sets that were declared to be drawn at random, for one model alone; see `sets`.
-    checks: Artifact[pa.Table] | None = None
+    #: comparison, without a model, of given sets that were declared to be drawn at random.
+    checks: Artifact[Difference] | None = None
     #: scores of the settings of a large audit, computed in parallel; not part of the key, as results are the same.
     parts: tuple[Artifact[Tables], ...] = ()
     #: probes of checkpoints before the last, by epoch; changes since the first of them are reported.
@@ -135,7 +136,7 @@ class Score(ScoresStage):
     #: attributes, neighbours and ranks within the class; None if the recipe does not ask for them.
     beyond: Beyond | None = None
     judged: Sequence[Artifact[pa.Table]] = ()  #: measures of reconstructions, by pair of models; see `reconstruction`.
-    declared_sets: bool = False  #: whether the images of two models were only declared to be assigned at random.
+    declared_sets: bool = False  #: whether the images were only declared to be assigned at random.
 
     def in_parts(self) -> list[ScoreSetting]:
         """Return one stage per setting; none for a small audit."""
@@ -219,9 +220,7 @@ class Score(ScoresStage):
 
             rows += beyond_rows(self.beyond, self.splits.content, self.config)
         if self.checks is not None:
-            from memlib.audits.deja_vu.given_sets import check_rows
-
-            rows += check_rows(self.checks.content)
+            rows.append(check_row(self.checks.content))
         if self.judged:
             from memlib.audits.deja_vu.reconstruction.findings import reconstruction_rows
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memlib.audits.deja_vu.recipe import BEYOND, HEADLINE, HEADLINES, SETS, STABILITY, Recipe
+from memlib.data.given_sets import p_of_draw
 from memlib.findings import (
     BOUNDED,
     DESCRIPTIVE,
@@ -162,11 +163,10 @@ def _of_views(row: Finding) -> str:
 def _of_names(rows: Findings) -> Verdict:
     """Return the verdict on naming objects; for sets declared to be drawn at random, also how far this was checked."""
     found, check = _of_excess(rows), rows.get(SETS, by="backgrounds")
-    by_models = rows.get(SETS, by="models")
-    if found.word != DESCRIPTIVE and by_models is not None:
+    if found.word != DESCRIPTIVE and rows.get(SETS, by="models") is not None:
         given = (
-            "That the sets were drawn at random is as declared; what the models of both find easy does not contradict it "
-            f"({say_p(by_models.params['p'])})."
+            "That the sets were drawn at random is as declared; neither what the models of both find easy nor what is known "
+            f"of the images without a model contradicts it ({_least_p(rows.all(SETS))})."
         )
         return Verdict(found.word, found.sentence, f"{found.explanation} {given}")
     if found.word == DESCRIPTIVE or check is None:
@@ -176,7 +176,7 @@ def _of_names(rows: Findings) -> Verdict:
         ""
         if missed is None
         else f"; a difference of {percent(missed)} in what their backgrounds reveal would have been found, while no such "
-        "size is known for the comparison of small versions of the images"
+        "size is known for the comparison of names, dates, sizes and small versions of the images"
     )
     given = (
         "All this is given that the sets were drawn at random, as declared. Compared without the model, they were not found "
@@ -185,30 +185,32 @@ def _of_names(rows: Findings) -> Verdict:
     return Verdict(found.word, found.sentence, f"{found.explanation} {given}")
 
 
+def _least_p(checks: Findings) -> str:
+    """Return the p-value of a declared draw over its comparisons."""
+    known = checks.first(SETS, by="features").params["p"]
+    return say_p(p_of_draw(known, [check.params["p"] for check in checks if check.params["by"] != "features"]))
+
+
 def _differing(numbers: str, checks: Findings) -> Verdict:
-    models = checks.get(SETS, by="models")
-    if models is not None:
-        more = "more" if models.value > 0 else "fewer"
-        text = (
-            f"{_sentence(numbers)}. But the models of both sets find the same one easier: together they name {more} objects "
-            f"in A than in B, by {percent(abs(models.value))} of the images, or with another confidence "
-            f"({say_p(models.params['p'])}). Sets drawn at random seldom differ like this. Give sets that were drawn from "
-            "the same images."
-        )
-        return Verdict(DESCRIPTIVE, DIFFERENT, text)
-    said = [
-        f"backgrounds reveal {'more' if check.value > 0 else 'fewer'} objects in training than in held-out images, by "
-        f"{percent(abs(check.value))}"
-        if check.params["by"] == "backgrounds"
-        else "small versions of the images tell training from held-out images"
-        for check in checks.all(differs=True)
-    ]
-    p = say_p(min(check.params["p"] for check in checks))
+    said = " and ".join(_how_they_differ(check) for check in checks.all(differs=True))
     text = (
-        f"{_sentence(numbers)}. Without the model, {' and '.join(said)} ({p}): sets drawn at random seldom differ "
-        "like this. Use held-out images that were drawn from the same images as the training images."
+        f"{_sentence(numbers)}. But {said} ({_least_p(checks)}): sets drawn at random seldom differ like this. Give sets "
+        "that were drawn from the same images."
     )
     return Verdict(DESCRIPTIVE, DIFFERENT, text)
+
+
+def _how_they_differ(check: Finding) -> str:
+    """State in a clause how sets differ that were declared to be drawn at random."""
+    by, more, apart = check.params["by"], "more" if check.value > 0 else "fewer", percent(abs(check.value))
+    if by == "features":
+        return str(check.params["told"])
+    if by == "backgrounds":
+        return f"backgrounds reveal {more} objects in training than in held-out images, by {apart}"
+    return (
+        f"the models of both sets find the same one easier: together they name {more} objects in A than in B, by {apart} of "
+        "the images, or with another confidence"
+    )
 
 
 def _of_excess(rows: Findings) -> Verdict:

@@ -24,6 +24,7 @@ from memlib.audits.forgetting.trace import (
     strongest_trace,
 )
 from memlib.audits.forgetting.verdict import verdict
+from memlib.data.given_sets import Difference, p_of_draw
 from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested
 from memlib.identity import derive_seed
 from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
@@ -57,12 +58,13 @@ class Control:
         return self.is_controlled and is_usual and self.effect > 0 and self.power >= FOUND
 
 
-def summarize(distances: Distances, recipe: Recipe) -> pa.Table:
+def summarize(distances: Distances, recipe: Recipe, checks: Difference | None = None) -> pa.Table:
     """Compute the findings: the trace of D_Q in each target, then rho and its distances, and the test on known models.
 
     Args:
         distances: distances between all models.
         recipe: targets, verdict and config.
+        checks: comparison without a model of D_Q with withheld examples that others drew; None if memlib drew.
 
     Returns:
         tables.SUMMARY.
@@ -70,7 +72,7 @@ def summarize(distances: Distances, recipe: Recipe) -> pa.Table:
     rows: list[Finding] = []
     found: list[Finding] = []
     controls: dict[str, Control] = {}
-    draw = _draw(distances, recipe)
+    draw = None if checks is None else _draw(distances, recipe, checks)
     if distances.pool.has(WITHHELD) and not (draw is not None and draw.params["contradicted"]):
         found = [_found_row(group, distances, recipe) for group in (NULL, RETAINED)]
         if distances.pool.has(KNOWN):
@@ -99,17 +101,17 @@ def summarize(distances: Distances, recipe: Recipe) -> pa.Table:
     return settled.table(replace(run_verdict, explanation=f"{run_verdict.explanation} {remark}".strip()))
 
 
-def _draw(distances: Distances, recipe: Recipe) -> Finding | None:
-    """Return the test of a draw that the owner declares, by models that saw none of the pool; None if memlib drew."""
+def _draw(distances: Distances, recipe: Recipe, checks: Difference) -> Finding:
+    """Return the test of a draw that the owner declares, without a model and by models that saw none of the pool."""
     pool = distances.pool
-    if not recipe.verdict.drawn_elsewhere or not pool.has(WITHHELD):
-        return None
     rows, _ = pool.against_withheld(QUERY)
     p = difference_p(
         _unseen(distances).mean(axis=0)[rows], pool.query[rows], pool.labels[rows], redraws=recipe.score.permutations,
         seed=derive_seed(recipe.score.seed, "declared draw"), groups=pool.groups[rows],
     )  # fmt: skip
-    return diagnostic("declared_draw", {"contradicted": p <= CONTRADICTED}, p, n=len(rows))
+    told = {"told": checks.told} if checks.p_value < p else {}
+    p = p_of_draw(checks.p_value, [p])
+    return diagnostic("declared_draw", {"contradicted": p <= CONTRADICTED} | told, p, n=len(rows))
 
 
 def _unseen(distances: Distances, without: Observed | None = None) -> NDArray[np.float64]:

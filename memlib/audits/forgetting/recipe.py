@@ -191,6 +191,11 @@ class Recipe(Spec):
             if KNOWN in self.sets and mix.get(KNOWN) != 1:
                 raise ValueError(f"{place} lacks known: 1; add it, as every target must be trained on all known examples")
 
+    @property
+    def is_declared(self) -> bool:
+        """True if the owner declares that D_Q and the withheld examples were drawn at random from one pool."""
+        return self.verdict.drawn_elsewhere and WITHHELD in self.sets
+
     def is_controlled(self, target: str) -> bool:
         """Return whether a target was trained on the known examples as on others.
 

@@ -19,6 +19,7 @@ from memlib.audits.forgetting.sets import draw_sets, mix_members
 from memlib.audits.forgetting.tables import EXAMPLES, UNITS
 from memlib.audits.forgetting.trace import Pool, follows
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
+from memlib.data.given_sets import Difference
 from memlib.data.groups import groups_digest, groups_in
 from memlib.data.splits import LEFT_OUT, SPLITS_FILE, select
 from memlib.data.stages import Shard, SplitsStage, TrainingData
@@ -142,6 +143,7 @@ class Score(ScoresStage):
     data: TrainingData  #: the sets.
     mixes: Artifact[pa.Table]  #: training sets of the models that memlib trained.
     models: Sequence[Shown]  #: all models.
+    checks: Artifact[Difference] | None = None  #: comparison of D_Q with withheld examples that others drew.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -161,7 +163,8 @@ class Score(ScoresStage):
     def inputs(self) -> Mapping[str, Any]:
         """Outputs, mixes and the pool."""
         outputs = [model.identity for model in self.models]
-        return {"outputs": outputs, "mixes": self.mixes.key, "query": pool_digest(self.data.members(*POOL))}
+        checks = {} if self.checks is None else {"checks": self.checks.key}
+        return {"outputs": outputs, "mixes": self.mixes.key, "query": pool_digest(self.data.members(*POOL))} | checks
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write units, examples, summary and curves."""
@@ -175,7 +178,8 @@ class Score(ScoresStage):
         examples = score_examples(observed, pool, names, members["class_name"].to_pylist())
         write_table(score(distances), UNITS, attempt.path(UNITS_FILE))
         write_table(examples, EXAMPLES, attempt.path(EXAMPLES_FILE))
-        write_table(summarize(distances, recipe), SUMMARY, attempt.path(SUMMARY_FILE))
+        checks = None if self.checks is None else self.checks.content
+        write_table(summarize(distances, recipe, checks), SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(distances, recipe), CURVES, attempt.path(CURVES_FILE))
 
 

@@ -27,6 +27,7 @@ SENTENCES = {
     UNDECIDED: "This audit cannot tell whether the model has used this data set.",
 }
 
+UNLIKE = "models that saw neither know them unlike each other, by their labels, origin or quality"
 _GIVEN = " All this is given that these examples were drawn from the training data after the training, as declared."
 
 
@@ -144,8 +145,8 @@ def _explained(row: Finding, findings: Findings, recipe: Recipe) -> str:
     if which == UNDECIDED and declared is not None and declared.params["contradicted"]:
         return (
             "D_Q and the withheld examples were declared to be drawn at random from one pool (verdict.drawn_elsewhere), but "
-            f"models that saw neither know them unlike each other ({say_p(declared.value)}): by their labels, origin or "
-            f"quality. So nothing was tested. rho = {row.value:.2f}, the measure of the paper, is only an estimate."
+            f"{declared.params.get('told', UNLIKE)} ({say_p(declared.value)}). So nothing was tested. rho = {row.value:.2f}, "
+            "the measure of the paper, is only an estimate."
         )
     if which == UNDECIDED:
         return (
@@ -158,8 +159,8 @@ def _explained(row: Finding, findings: Findings, recipe: Recipe) -> str:
     )
     if declared is not None:
         tested += (
-            " That draw is as declared (verdict.drawn_elsewhere); models that saw neither do not contradict it "
-            f"({say_p(declared.value)})."
+            " That draw is as declared (verdict.drawn_elsewhere); neither what is known of the examples without a model nor "
+            f"models that saw none of them contradict it ({say_p(declared.value)})."
         )
     if which in (RETAINED, REVERSED):
         return (

@@ -62,10 +62,11 @@ def _utility(findings: Findings) -> Finding | None:
 
 def _opened(recipe: Recipe, found: Mapping[type[Any], Any]) -> Iterable[str]:
     """Yield what is known of a declared draw before anything is trained."""
-    from memlib.audits.membership.controls import features_of, said_of_draw
+    from memlib.audits.membership.controls import said_of_draw
     from memlib.audits.membership.documents.stages import MakeDocuments, ReadDocumentMembers
     from memlib.audits.membership.supplied import UNLISTED, ReadMembers
     from memlib.audits.membership.units import Pool
+    from memlib.data.given_sets import features_of
     from memlib.data.splits import TRAIN
     from memlib.data.stages import Decode, HoldOut, TrainingData
 

@@ -1,13 +1,12 @@
 """Controls of a membership audit: does a declared draw hold, and are the shadow models like the target?"""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlib.audits.membership.audited import TOSSES, Audited
@@ -15,19 +14,18 @@ from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.supplied import UNLISTED
 from memlib.audits.membership.units import Pool
 from memlib.audits.membership.verdict import BLIND
-from memlib.data.blind_features import DATES, IDS, BlindFeatures, blind_features, owner_names
+from memlib.data.blind_features import DATES, IDS, BlindFeatures
+from memlib.data.given_sets import FOLDS, REDRAWS, features_of, p_of_draw, tested_draw
 from memlib.data.stages import TrainingData
 from memlib.findings import Finding, Interval, diagnostic, estimate
 from memlib.identity import derive_seed
 from memlib.report.format import say_p
-from memlib.specs.base import Source
-from memlib.stats.blind import BlindBaseline, described_baseline, folds_by_group, tested_baseline
+from memlib.stats.blind import BlindBaseline, described_baseline
 from memlib.stats.coins import counts_p
 from memlib.stats.difficulty import CONTRADICTED, difference_p
 from memlib.stats.likeness import is_out, likeness, utility
-from memlib.stats.randomization import Design, home_labels
+from memlib.stats.randomization import home_labels
 
-FOLDS, REDRAWS = 5, 999
 ALIKE = (
     0.6  # rank correlation of difficulty for other models and for the target from which on the former stands for the latter
 )
@@ -53,9 +51,9 @@ class Checks:
 
     @property
     def p_value(self) -> float:
-        """The p-value of the declaration over all its tests (Bonferroni); 1 without any."""
-        found = self.found.values()
-        return min(1.0, len(found) * min(found)) if found else 1.0
+        """The p-value of the declaration over all its tests; 1 without any."""
+        found = self.found
+        return p_of_draw(found.pop("blind", 1.0), list(found.values()))
 
     @property
     def found(self) -> dict[str, float]:
@@ -77,7 +75,12 @@ class Checks:
     @property
     def reason(self) -> str:
         """The reason for which a declaration is contradicted, in words."""
-        test, p = min(self.found.items(), key=lambda item: item[1])
+        found = self.found
+        known = found.pop("blind", 1.0)
+        test = min(found, key=found.__getitem__, default="blind")
+        if known <= len(found) * found.get(test, 1.0):
+            test = "blind"
+        p = self.found[test]
         if test == "counts":
             return (
                 "the numbers of members by class are not those of independent coins with this probability "
@@ -89,8 +92,7 @@ class Checks:
                 f"({say_p(p)}): in their labels' noise or in origin, or their examples are of few persons"
             )
         assert self.blind is not None
-        family, _ = max(self.blind.by_family.items(), key=lambda item: item[1])
-        told = f"AUC {self.blind.auc:.2f}, {say_p(p)}, most by {family}"
+        told = f"AUC {self.blind.auc:.2f}, {say_p(p)}, most by {self.blind.most}"
         return f"members differ from non-members even without the model ({told})"
 
     @property
@@ -129,12 +131,10 @@ def _told_apart(
     recipe: Recipe, features: BlindFeatures, member: NDArray[np.bool_], labels: NDArray[np.int64]
 ) -> BlindBaseline:
     """Tell units that are members from others by features that are known without the model."""
-    seed, numbers = derive_seed(recipe.score.seed, "blind"), np.arange(len(member))
-    if not recipe.is_drawn:
-        return described_baseline(features.values, features.families, member, numbers, folds=FOLDS, seed=seed)
-    folds = folds_by_group(numbers, FOLDS, seed=seed)
-    design = Design.of(member, labels)
-    return tested_baseline(features.values, features.families, design, folds, redraws=REDRAWS, seed=seed)
+    seed = derive_seed(recipe.score.seed, "blind")
+    if recipe.is_drawn:
+        return tested_draw(features, member, labels, seed=seed)
+    return described_baseline(features.values, features.families, member, np.arange(len(member)), folds=FOLDS, seed=seed)
 
 
 def said_of_draw(recipe: Recipe, rows: pa.Table, values: NDArray[np.int8], features: BlindFeatures) -> Iterator[str]:
@@ -162,18 +162,9 @@ def said_of_draw(recipe: Recipe, rows: pa.Table, values: NDArray[np.int8], featu
         counts = counts_p(member, labels, target.coins, draws=TOSSES, seed=seed)
     checks = Checks(blind, counts, None)
     if checks.contradicts:
-        family = max(blind.by_family.items(), key=lambda item: item[1])[0]
-        yield f"{checks.warning}; {REMEDIES.get(family, REMEDY)}"
+        yield f"{checks.warning}; {REMEDIES.get(blind.most, REMEDY)}"
     else:
         yield f"nothing that is known without the model contradicts the declared draw ({say_p(checks.p_value)})"
-
-
-def features_of(ids: Sequence[str], data: TrainingData, source: Source) -> BlindFeatures:
-    """Return the features of examples of the pool."""
-    index = data.shard.content.index
-    places = pc.index_in(pa.array(ids), value_set=index["example_id"].combine_chunks())
-    images = None if source.holds == "ids" else data.images  # a point is its row's number
-    return blind_features(index.take(places), images, names=owner_names(source, ids))
 
 
 def control_findings(audited: Audited, checks: Checks) -> list[Finding]:

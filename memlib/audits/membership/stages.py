@@ -51,7 +51,7 @@ EXAMPLES_FILE, MODELS_FILE, INFLUENCE_FILE = "examples.parquet", "models.parquet
 class Score(ScoresStage):
     """Attack the target and every shadow model, test the target's coins, and compute memorization, influence and epsilon."""
 
-    declared: ClassVar[Declared] = Declared("score_membership", 4)
+    declared: ClassVar[Declared] = Declared("score_membership", 5)
     title: ClassVar[str] = "score membership"
     place: ClassVar[Place] = "cores"
 

@@ -182,7 +182,7 @@ class ScoreDocuments(Score):
         shadows: the training sets of the shadow models.
     """
 
-    declared: ClassVar[Declared] = Declared("score_documents", 5)
+    declared: ClassVar[Declared] = Declared("score_documents", 6)
     title: ClassVar[str] = "score membership of documents"
 
     recipe: DocumentsRecipe  #: attacks, tests and claim.

@@ -14,9 +14,11 @@ from memlib.audits.captions.recipe import Config
 from memlib.audits.captions.scores import Asked, WordModel, answers, chance, known_by_words, most_voted, votes_of
 from memlib.audits.captions.tables import UNITS
 from memlib.audits.captions.verdict import verdict
+from memlib.data.given_sets import Difference
 from memlib.findings import Findings, settle
 from tests.assignments import assert_exact, redraw_exactly
 
+ALIKE = Difference(0.5, 1.0, "ids", 240)
 QUICK = Config(replicates=100, permutations=199)
 
 
@@ -234,7 +236,14 @@ def easy_pairs(
 
 
 def declared_word(table: pa.Table) -> str:
-    return verdict(Findings(summarize(table, QUICK, epochs=(5,), chance=1 / 3, declared=True))).word
+    return verdict(Findings(summarize(table, QUICK, epochs=(5,), chance=1 / 3, checks=ALIKE))).word
+
+
+def test_a_declared_draw_is_withdrawn_where_what_is_known_without_a_model_tells_the_sides() -> None:
+    dated = Difference(0.9, 0.001, "dates", 240)
+    said = verdict(Findings(summarize(easy_pairs(0), QUICK, epochs=(5,), chance=1 / 3, checks=dated)))
+    assert said.word == "descriptive"
+    assert "But the sets can be told apart without any model (AUC 0.90, most by dates)" in said.explanation
 
 
 def test_a_declared_draw_is_withdrawn_where_the_pairs_of_one_side_are_easier() -> None:
@@ -259,7 +268,7 @@ def test_gains_of_a_declared_draw_are_adjusted_for_how_easy_pairs_are() -> None:
 
 def test_one_model_alone_shows_nothing_under_a_declared_draw() -> None:
     a = np.repeat([3, 0], 60)
-    rows = Findings(summarize(units(a, None, direction=sides(120)), QUICK, epochs=(5,), chance=1 / 3, declared=True))
+    rows = Findings(summarize(units(a, None, direction=sides(120)), QUICK, epochs=(5,), chance=1 / 3, checks=ALIKE))
     assert not rows.head.is_test
     said = verdict(rows)
     assert said.word == "descriptive"

@@ -11,9 +11,10 @@ import pytest
 from flows.cli.app import main
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
-from memlib.audits.deja_vu.findings import rows_of, settled
+from memlib.audits.deja_vu.findings import check_row, rows_of, settled
 from memlib.audits.deja_vu.recipe import SETS, Config
 from memlib.audits.deja_vu.scores import Decoding, score
+from memlib.data.given_sets import Difference
 from memlib.data.splits import split_examples
 from memlib.data.stages import Split, decode
 from memlib.errors import UserError
@@ -76,8 +77,8 @@ def test_giving_the_drawn_sets_reproduces_the_audit(drawn: dict[str, str], store
     first, units = audited(store, *DRAWN)
     again, found = audited(store, *GIVEN, f"split.sets={file}", "split.drawn_at_random=true")
     assert found.equals(units)
-    drew = Findings.of_run(again).first(SETS)  # the draw was declared, and is examined by both models
-    assert drew.params["by"] == "models"
+    drew = Findings.of_run(again).all(SETS)  # the draw was declared, and is examined with and without both models
+    assert [row.params["by"] for row in drew] == ["models", "features"]
     tests = [[(row.metric, row.p_value) for row in run.findings if row.metric != SETS] for run in (again, first)]
     assert tests[0] == tests[1]
     assert again.artifacts["model A0"] == first.artifacts["model A0"]  # the same images, the same model
@@ -216,12 +217,13 @@ def units_of_two_models(easier: float) -> pa.Table:
     return score(decodings, ["cat", "dog", "hen"], CONFIG)
 
 
+ALIKE = Difference(0.5, 1.0, "ids", 400)
 CONFIG = Config(k=(9,), permutations=399, replicates=100)
 
 
 @pytest.mark.parametrize(("easier", "word"), [(0.0, "inconclusive"), (0.8, "descriptive")])
 def test_sets_of_two_models_that_were_declared_are_compared_by_both(easier: float, word: str) -> None:
-    rows = rows_of(units_of_two_models(easier), CONFIG, num_classes=3, declared=True)
+    rows = [*rows_of(units_of_two_models(easier), CONFIG, num_classes=3, declared=True), check_row(ALIKE)]
     found = Findings.read(settled(rows, CONFIG))
     check = found.first(SETS, by="models")
     assert check.params["differs"] == (word == "descriptive")
@@ -231,7 +233,7 @@ def test_sets_of_two_models_that_were_declared_are_compared_by_both(easier: floa
         assert "the models of both sets find the same one easier" in found.verdict.explanation
         assert not found.tests()
     else:
-        assert "does not contradict it" in found.verdict.explanation
+        assert "known of the images without a model contradicts it" in found.verdict.explanation
 
 
 ALONE = "reference={kind: visual_words, words: 8, folds: 2}"
@@ -243,7 +245,7 @@ def test_the_verdict_on_a_single_model_with_given_sets_is_conditional_on_a_rando
     file = written(tmp_path / "sets.csv", drawn)
     run, _ = audited(store, *GIVEN, f"split.sets={file}", "split.drawn_at_random=true", ALONE)
     checks = Findings.of_run(run).all(SETS)
-    assert {row.params["by"] for row in checks} == {"backgrounds", "pixels"}
+    assert {row.params["by"] for row in checks} == {"backgrounds", "features"}
     assert run.verdict is not None
     if not checks.all(differs=True):  # as in 95 of 100 draws
         assert run.findings[0].role == "test"
@@ -265,7 +267,8 @@ def test_given_sets_that_differ_in_the_images_themselves_are_not_tested(
     assert run.verdict is not None
     assert run.verdict.word == "descriptive"
     assert run.verdict.sentence.startswith("Nothing was tested: the sets differ")
-    assert "small versions of the images tell training from held-out images" in run.verdict.explanation
+    assert "the sets can be told apart without any model (AUC " in run.verdict.explanation
+    assert "most by pixels" in run.verdict.explanation
     assert all(row.p_value is None for row in run.findings)
     assert "the sets differ, although they were declared" in Path(run.report).read_text()
 

@@ -27,6 +27,7 @@ from memlib.audits.forgetting.trace import (
 )
 from memlib.audits.forgetting.verdict import limits, outcomes_of
 from memlib.audits.forgetting.verdict import outcome as outcome_of
+from memlib.data.given_sets import Difference
 from memlib.errors import RunError
 from memlib.findings import BOUNDED, INCONCLUSIVE, SHOWN, Finding, Findings
 from memlib.specs.data import CALIBRATION, KNOWN, QUERY, WITHHELD
@@ -75,8 +76,11 @@ def judged(*targets: Observed, size: int = 10, **changes: Any) -> Findings:
     return summarized(Distances(models(*targets, size=size), POOL, CONFIG), what)
 
 
-def summarized(distances: Distances, what: Recipe) -> Findings:
-    return Findings.read(summarize(distances, what))
+ALIKE = Difference(0.5, 1.0, "ids", 240)
+
+
+def summarized(distances: Distances, what: Recipe, checks: Difference = ALIKE) -> Findings:
+    return Findings.read(summarize(distances, what, checks if what.is_declared else None))
 
 
 def ends(row: Finding) -> tuple[float, float]:
@@ -348,6 +352,9 @@ def test_a_draw_declared_elsewhere_is_withdrawn_where_models_without_it_know_its
     assert not false.tests()
     assert false.verdict.word == INCONCLUSIVE
     assert "models that saw neither know them unlike each other" in false.verdict.explanation
+    dated = summarized(Distances(plain, POOL, CONFIG), what, Difference(0.9, 0.001, "dates", 240))
+    assert dated.verdict.word == INCONCLUSIVE
+    assert "but the sets can be told apart without any model (AUC 0.90, most by dates)" in dated.verdict.explanation
 
 
 def test_the_tests_of_several_targets_form_one_family() -> None:
