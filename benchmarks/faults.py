@@ -36,7 +36,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 from harness import RECIPE, Memlib, end_session, newest, prefect_server, published, unlike
-from small_models import save_model
+from small_models import save_canaries, save_model
 from test_exposure import RECIPE as EXPOSURE
 from test_forgetting import RECIPE as FORGETTING
 from test_membership import NETS as MEMBERSHIP
@@ -114,6 +114,7 @@ RECIPES = {
     "deja-vu (alone)": DEJA_VU + "reference: {kind: network, model: {width: 8, projector: [8], input_size: 16}, folds: 2}\n",
     "deja-vu (reconstructions)": DEJA_VU + RECONSTRUCTIONS,
     "captions": CAPTIONS,
+    "canaries": "audit: canaries\ncanaries: CANARIES\nlosses: CANARIES.parquet\n",
     "unique-feature": MOONS,
     "self-influence": SELF_INFLUENCE,
     "forgetting": FORGETTING,
@@ -492,7 +493,10 @@ def make_cases(folder: Path, audits: Sequence[str], environment: dict[str, str])
         content = RECIPES[audit]
         if "MODEL" in content and not (folder / "gpt").exists():
             save_model(folder / "gpt")
-        recipe.write_text(content.replace("MODEL", str(folder / "gpt")))
+        if "CANARIES" in content and not (folder / "canaries").exists():
+            save_canaries(folder / "canaries", folder / "canaries.parquet")
+        content = content.replace("MODEL", str(folder / "gpt")).replace("CANARIES", str(folder / "canaries"))
+        recipe.write_text(content)
         cases.append(Case(audit, Memlib(recipe, environment, audit.partition(" ")[0]), folder))
     return cases
 

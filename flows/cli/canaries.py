@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
-from rich.table import Table
 
-from flows.cli.store import JsonOption
+from flows.cli.store import JsonOption, StoreOption
 from memlib.console import console, show_json
 from memlib.errors import UserError
 from memlib.sanitize import count_of
+from memlib.store import DEFAULT_STORE
 
 if TYPE_CHECKING:
-    from memlib.data.canaries.documents import CanaryDocument, Coins
+    from memlib.data.canaries.documents import CanaryDocument
+    from memlib.data.canaries.plan import Coins
     from memlib.observe.canary_likelihoods import EncodedCanary
-    from memlib.stats.canaries import CanaryAudit
+    from memlib.stats.canaries import Plan
 
-FAILED = 1
+FAILED, COINS_FILE = 1, "coins.parquet"
+Spending = Literal["late", "equal", "last_half"]
+Statistic = Literal["auc and top", "auc"]
+Scope = Literal["checkpoints", "last"]
 canaries = App(
     name="canaries",
     help=__doc__,
@@ -37,14 +41,23 @@ def make(
     format_: Annotated[str | None, Parameter(name="--format")] = None,
     prompt: str | None = None,
     field: str | None = None,
+    images: str | None = None,
+    classes: int | None = None,
     repeats: int = 1,
+    looks: int = 1,
+    every_epochs: int | None = None,
+    spending: Spending = "late",
+    statistic: Statistic = "auc and top",
+    alpha: float = 0.05,
+    epsilon_looks: int | None = None,
     guesses: Annotated[Sequence[int], Parameter(negative="", show_default=False)] = (),
     json_: JsonOption = False,
 ) -> None:
-    """Draw canary documents and a fair coin for each, and write a folder of three files that only you can read.
+    """Draw canaries and a fair coin for each, plan the looks at their training, and write a folder that only you can read.
 
     insert.jsonl has the documents whose coin is in: add them to the training data. all.jsonl has all documents, for recording
-    the model's losses on them. coins.parquet is for the audit alone. Documents and coins also depend on your secret file.
+    the model's losses on them, and plan.json says when. coins.parquet is for the audit alone. Canaries and coins also depend
+    on your secret file. With --images, insert.npz and all.npz have pictures with random labels.
 
     Parameters
     ----------
@@ -53,7 +66,7 @@ def make(
     count
         Number of canaries, at least 20; about half are inserted.
     seed
-        Seed of documents and coins; the same seed gives the same canaries on this machine.
+        Seed of canaries and coins; the same seed gives the same canaries on this machine.
     format_
         Text with holes that are filled at random, as in "Code {d9}"; the alphabets are those of memlib scan. By default a
         record of random letters and digits.
@@ -61,34 +74,82 @@ def make(
         For chats: the user's turn, possibly with holes; the format is then the assistant's answer.
     field
         The records' field with the text or the messages; by default text, or messages for chats.
+    images
+        Draw pictures of this size instead, for an image classifier, as in 32x32x3; with --classes.
+    classes
+        Number of classes of the classifier.
     repeats
-        Number of times that each inserted document is written to insert.jsonl.
+        Number of times that each inserted canary is written to the file of those to insert.
+    looks
+        Number of looks at the training, each of which can stop it; the last is at its end.
+    every_epochs
+        Look after every so many epochs, as often as --looks says. By default looks are equally spaced over the steps.
+    spending
+        How the level is spent over the looks: late (cubic: memory grows with training), equal, or last_half.
+    statistic
+        What is tested: the AUC and the highest scores together, or the AUC alone.
+    alpha
+        Level of all looks together.
+    epsilon_looks
+        Number of the looks at which epsilon is bounded, too; by default 4. Half of the level is for the last.
     guesses
         A number of guesses of the bound of epsilon, half of them "in"; may be given several times. By default a tenth, three
         tenths and eight tenths of the canaries. It is fixed here, before any score is seen.
     json_
         Print the numbers as JSON.
     """
-    from memlib.data.canaries import documents
+    from memlib.data.canaries import documents, pictures
     from memlib.data.canaries.secret_key import read_secret
+    from memlib.stats.canaries import Plan
 
-    form = documents.Form(documents.FORMAT if format_ is None else format_, prompt, field)
-    target = folder.expanduser()
-    coins = documents.write_canaries(
-        target, form, count, repeats=repeats, guesses=guesses, secret=read_secret(), seed=seed
-    )  # fmt: skip
+    plan = Plan.of(
+        looks, alpha=alpha, epsilon_looks=epsilon_looks, every_epochs=every_epochs, spending=spending, statistic=statistic
+    )
+    target, how = folder.expanduser(), {"repeats": repeats, "guesses": tuple(guesses), "plan": plan, "seed": seed}
+    if images is None:
+        if classes is not None:
+            raise UserError("--classes is for pictures: give their size, as in --images 32x32x3")
+        form = documents.Form(documents.FORMAT if format_ is None else format_, prompt, field)
+        coins = documents.write_canaries(target, form, count, secret=read_secret(), **how)  # type: ignore[arg-type]
+        names = documents.INSERT_FILE, documents.ALL_FILE
+    else:
+        if format_ is not None or prompt is not None or field is not None or classes is None:
+            raise UserError("pictures have no format, prompt or field; give --images HEIGHTxWIDTHxCHANNELS and --classes")
+        shape = _shape(images)
+        coins = pictures.write_pictures(target, count, shape, classes, secret=read_secret(), **how)  # type: ignore[arg-type]
+        names = pictures.INSERT_FILE, pictures.ALL_FILE
     inserted = int(coins.inside.sum())
     if json_:
         numbers = {"canaries": count, "inserted": inserted, "repeats": repeats, "guesses": list(coins.guesses)}
-        show_json({"folder": str(target), **numbers})
+        show_json({"folder": str(target), **numbers, "plan": asdict(plan)})
         return
     lines = [
-        f"{target} has {count_of(count, 'canary', 'canaries')}, of which {inserted:,} are in {documents.INSERT_FILE}",
-        f"next: add {documents.INSERT_FILE} to the training data, and record losses of {documents.ALL_FILE} with "
-        f"CanaryCallback or memlib canaries score; keep {documents.COINS_FILE} from the trainer",
+        f"{target} has {count_of(count, 'canary', 'canaries')}, of which {inserted:,} are in {names[0]}",
+        f"plan: {_planned(plan)}",
+        f"next: add {names[0]} to the training data, and record losses of {names[1]} with CanaryCallback, CanaryAudit or "
+        f"memlib canaries score; keep {COINS_FILE} from a trainer that you do not trust",
     ]
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def _planned(plan: Plan) -> str:
+    """State when the looks of a plan are made."""
+    if plan.looks == 1:
+        return f"one look, at the end of the training, at level {plan.alpha:g}"
+    when = (
+        "equally spaced over the training" if plan.every_epochs is None else f"every {count_of(plan.every_epochs, 'epoch')}"
+    )
+    return f"{plan.looks} looks, {when}, the last one at its end, at level {plan.alpha:g} in all"
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    """Read HEIGHTxWIDTHxCHANNELS."""
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+        raise UserError(f"--images {text}: give height, width and channels, as in 32x32x3")
+    height, width, channels = map(int, parts)
+    return height, width, channels
 
 
 @canaries.command
@@ -120,6 +181,8 @@ def check(
     json_
         Print the outcome as JSON.
     """
+    from memlib.data.canaries.plan import coins_beside
+
     encoded, window = _encoded(folder, model)
     limits = [limit for limit in (max_length, window) if limit is not None]
     longest = max(len(one.tokens) for one in encoded)
@@ -131,7 +194,7 @@ def check(
             "make canaries of a shorter format"
         )
     if data is not None:
-        found = _checked_data(data, encoded, _coins_of(folder, encoded))
+        found = _checked_data(data, encoded, coins_beside(folder, [one.canary for one in encoded]))
         problems, remarks = [*problems, *found[0]], found[1]
     if json_:
         outcome = {"canaries": len(encoded), "longest": longest, "problems": problems, "remarks": remarks}
@@ -154,7 +217,7 @@ def score(
     adapter: str | None = None,
     step: int = 1,
 ) -> None:
-    """Record the losses of all canaries under a trained model, for trainings without CanaryCallback.
+    """Record the losses of all canaries under a trained model, for trainings without CanaryCallback: the last planned look.
 
     Parameters
     ----------
@@ -171,13 +234,19 @@ def score(
     step
         Number of optimizer steps of the training, for the record.
     """
-    from memlib.data.canaries.losses import BASE_STEP, write_losses
+    import pyarrow as pa
+
+    from memlib.data.canaries.documents import digest_of, read_documents
+    from memlib.data.canaries.losses import BASE_STEP, Recorded, write_losses
+    from memlib.data.canaries.plan import read_plan
 
     if step <= BASE_STEP:
         raise UserError(f"the trained model is at step {step}; give the number of its optimizer steps, at least 1")
     encoded, _ = _encoded(folder, model)
     known = [] if base is None else [_measured(base, None, encoded, BASE_STEP)]
-    write_losses(output.expanduser(), [*known, _measured(model, adapter, encoded, step)])
+    table = pa.concat_tables([*known, _measured(model, adapter, encoded, step)])
+    content = digest_of(read_documents(folder))
+    write_losses(output.expanduser(), Recorded(table, {read_plan(folder).looks: step}, canaries=content))
     console.print(f"losses of {count_of(len(encoded), 'canary', 'canaries')}: {output}", soft_wrap=True)
 
 
@@ -190,22 +259,25 @@ def audit(
     epsilon: float | None = None,
     delta: float = 0.0,
     adjacency: Literal["add-remove", "replace"] = "add-remove",
+    scope: Scope = "checkpoints",
     step: int | None = None,
-    alpha: float = 0.05,
-    redraws: int = 9999,
+    title: str = "Canaries",
+    store: StoreOption = DEFAULT_STORE,
     json_: JsonOption = False,
 ) -> None:
-    """Test from the losses whether the model remembers the canaries, bound epsilon, and test a claim.
+    """Test from the losses whether the model remembers the canaries, bound epsilon, and test a claim: a run with a page.
 
     A canary's score is the loss of the base model (step 0) minus that of the trained one, or minus the latter if the base was
-    not recorded. No line says which canary was inserted.
+    not recorded. Looks, level and statistic are those that were planned with the coins. Nothing that is printed or stored
+    says which canary was inserted (memlib show RUN --reveal does). memlib run does the same from a recipe (memlib init
+    canaries).
 
     Parameters
     ----------
     folder
         Folder of the canaries, with coins.parquet.
     losses
-        Parquet file of losses, as written by CanaryCallback or memlib canaries score.
+        Parquet file of losses, as written by CanaryCallback, CanaryAudit or memlib canaries score.
     epsilon
         The claimed epsilon of the training for one record.
     delta
@@ -213,71 +285,27 @@ def audit(
     adjacency
         Adjacency of the claim. The coins put records in or leave them out (add-remove); a claim about replacements is not
         compared.
+    scope
+        Whether the claim is about the training with all its checkpoints, or about its last model alone.
     step
-        Step of the audited model, chosen before any result is seen; by default the last.
-    alpha
-        Level of the tests and of the bound.
-    redraws
-        Number of redraws of the coins.
+        A step that is not one of the planned looks: it is described, and nothing is tested.
+    title
+        Heading of the page.
+    store
+        Folder or s3:// prefix for artifacts, results and reports.
     json_
-        Print the result as JSON.
+        Print the run's manifest as JSON.
     """
-    from memlib.data.canaries.documents import read_coins
-    from memlib.data.canaries.losses import read_losses, score_canaries
-    from memlib.stats.canaries import audit_canaries
+    from flows.cli.store import print_run
+    from memlib.running import api
 
-    coins = read_coins(folder)
-    scores = score_canaries(read_losses(losses), coins.canaries, step=step)
-    claimed = epsilon if adjacency == "add-remove" else None
-    result = audit_canaries(
-        scores.values, coins.inside, guesses=coins.guesses, repeats=coins.repeats, claimed=claimed, delta=delta, level=alpha,
-        redraws=redraws,
-    )  # fmt: skip
-    claim = _claim(epsilon, adjacency, result)
-    score_ = "base loss - loss" if scores.relative else "-loss"
+    privacy = None if epsilon is None else {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "scope": scope}
+    recipe = {"audit": "canaries", "title": title, "canaries": str(folder), "losses": str(losses), "privacy": privacy}
+    run = api.run({**recipe, "step": step}, store=store, quiet=True)
     if json_:
-        facts = {"step": scores.step, "score": score_, "alpha": alpha, "adjacency": "add-remove", "claimed_epsilon": epsilon}
-        show_json({**facts, **asdict(result), "outcome_of_claim": claim})
+        show_json(run.record.model_dump())
         return
-    _print_table(
-        {"model": f"step {scores.step}, score {score_}", **_rows(result, alpha), **({"claim": claim} if claim else {})}
-    )
-
-
-def _rows(result: CanaryAudit, alpha: float) -> Mapping[str, str]:
-    low, high = result.auc_interval
-    bound = result.bound
-    shown = "shown" if result.test.p_value <= alpha else "not shown"
-    unit = "" if result.repeats == 1 else f", for {result.repeats} copies"
-    record = "" if result.repeats == 1 or not result.epsilon_per_record else f"; per record {result.epsilon_per_record:.2f}"
-    return {
-        "canaries": f"{result.num_canaries:,}, {result.num_inserted:,} inserted",
-        "memory": f"{shown} at level {alpha:g} (p = {result.test.p_value:.4g}, coins redrawn)",
-        "AUC": f"{result.test.auc:.3f} (95 % interval {low:.3f} to {high:.3f})",
-        "epsilon": f"at least {bound.epsilon:.2f}{unit} at delta {bound.delta:g}, add-remove{record}; a perfect attack would "
-        f"have given {bound.ceiling:.2f} ({bound.correct} of {bound.guesses} guesses right)",
-    }
-
-
-def _claim(epsilon: float | None, adjacency: str, result: CanaryAudit) -> str | None:
-    """Return a sentence on the claim; None without one."""
-    if epsilon is None:
-        return None
-    if adjacency != "add-remove":
-        return f"epsilon {epsilon:g} under {adjacency} adjacency: not compared, as the audit measures add-remove adjacency"
-    if result.claim is None:
-        return f"epsilon {epsilon:g} per record: not compared, as {result.repeats} copies change delta; use --delta 0"
-    p, smallest, level = result.claim.p_value, result.claim.smallest_p, result.bound.level
-    if smallest > level:
-        return f"epsilon {epsilon:g}: cannot be tested, as a perfect attack would have p = {smallest:.3g}; draw more canaries"
-    return f"epsilon {epsilon:g}: {'refuted' if p <= level else 'not refuted'} at level {level:g} (p = {p:.4g})"
-
-
-def _print_table(rows: Mapping[str, str]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, text in rows.items():
-        table.add_row(name, text)
-    console.print(table)
+    print_run(run.store, run.record)
 
 
 def _encoded(folder: Path, model: str) -> tuple[list[EncodedCanary], int | None]:
@@ -298,19 +326,6 @@ def _rendered(documents: Sequence[CanaryDocument], model: str) -> list[str]:
 
     chats: list[tuple[str, Chat]] = [(one.canary, [*one.messages]) for one in documents]
     return list(render(chats, model))
-
-
-def _coins_of(folder: Path, encoded: Sequence[EncodedCanary]) -> Coins | None:
-    """Return the coins beside the canaries; None if the folder has none, as at a trainer that is not trusted."""
-    from memlib.data.canaries.documents import COINS_FILE, read_coins
-
-    home = folder if folder.is_dir() else folder.parent
-    if not (home / COINS_FILE).exists():
-        return None
-    coins = read_coins(home)
-    if list(coins.canaries) != [one.canary for one in encoded]:
-        raise UserError(f"{home / COINS_FILE} has coins of other canaries; use the folder that memlib canaries make wrote")
-    return coins
 
 
 def _checked_data(data: Path, encoded: Sequence[EncodedCanary], coins: Coins | None) -> tuple[tuple[str, ...], list[str]]:

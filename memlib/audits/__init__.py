@@ -20,6 +20,7 @@ PACKAGES = {
     "forgetting": "memlib.audits.forgetting",
     "exposure": "memlib.audits.exposure",
     "captions": "memlib.audits.captions",
+    "canaries": "memlib.audits.canaries",
     "sweep": "memlib.audits.sweep",
     "dossier": "memlib.audits.dossier",
 }

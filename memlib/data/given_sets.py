@@ -105,7 +105,7 @@ class Difference:
 
     @property
     def told(self) -> str:
-        """How the sets can be told apart, in a clause."""
+        """A clause: the sets can be told apart, with the numbers."""
         return f"the sets can be told apart without any model (AUC {self.auc:.2f}, most by {self.most})"
 
 

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from memlib.audits.canaries.recipe import Recipe as CanariesRecipe
 from memlib.data.id_files import said_of_examples
 from memlib.errors import UserError
 from memlib.specs import HuggingFaceSpec, OutputsSpec, Spec, SplitSpec
@@ -63,6 +65,12 @@ def _checks_of(spec: Spec) -> Iterator[tuple[str, Callable[[str], Any]]]:
         yield "sets", lambda path: check_sets(said_of_examples(path, "set", setting="split.sets"))
     elif isinstance(spec, WithMembers) and not is_part(spec.members):
         yield "members", _check_members
+    elif isinstance(spec, CanariesRecipe):
+        from memlib.data.canaries.losses import read_losses
+        from memlib.data.canaries.plan import read_coins
+
+        yield "canaries", lambda path: read_coins(Path(path))
+        yield "losses", lambda path: read_losses(Path(path))
     elif isinstance(spec, TorchvisionEncoder | TimmEncoder):
         from memlib.models.external.encoders import load_external_encoder
 

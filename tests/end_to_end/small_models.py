@@ -1,12 +1,19 @@
 """Small models of transformers and open_clip, saved as folders."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import safetensors.torch
 import torch
+
+from memlib.data.canaries.documents import Form, write_canaries
+from memlib.data.canaries.losses import LOSSES, Recorded, write_losses
+from memlib.stats.canaries import Plan
 
 TEXT = "my pin is 1123, not 1223 or 3312. call 2211 or 1212 and ask for 3321 twice: 1123 and 1123. "
 
@@ -90,3 +97,28 @@ def save_open_clip(folder: Path, seed: int, **text: Any) -> None:
     config["text_cfg"] |= text
     prepared = {"size": [16, 16], "mean": [0.5] * 3, "std": [0.25] * 3}
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": prepared}))
+
+
+def save_canaries(
+    folder: Path, losses: Path, *, count: int = 60, looks: int = 4, gain: float = 2.0, made: Sequence[int] | None = None,
+    base: bool = True, **plan: Any,
+) -> Path:  # fmt: skip
+    """A folder of canaries, and the losses of a training that learned the inserted ones a little more at every look.
+
+    Args:
+        gain: nats by which an inserted canary is better known at the last look; the others vary by about one.
+        made: the looks that were made; by default all.
+    """
+    coins = write_canaries(folder, Form("id {l8}{d4}."), count, plan=Plan.of(looks, **plan), secret=b"s" * 32, seed=1)
+    rng = np.random.default_rng(0)
+    before = rng.normal(30, 5, count)
+    noise = [rng.normal(size=count) for _ in range(looks)]
+    values = {10 * look: before - 1 - gain * look / looks * coins.inside + noise[look - 1] for look in range(1, looks + 1)}
+    kept = {look: 10 * look for look in (range(1, looks + 1) if made is None else made)}
+    steps = ({0: before} if base else {}) | {step: values[step] for step in kept.values()}
+    tables = [
+        pa.table([list(coins.canaries), one, one / 10, [10] * count, [step] * count], schema=LOSSES.arrow)
+        for step, one in steps.items()
+    ]
+    write_losses(losses, Recorded(pa.concat_tables(tables), kept, canaries=coins.content))
+    return folder

@@ -4,48 +4,32 @@ The coins are independent of one another and of the documents (Steinke, Nasr and
 1), so anything that distinguishes inserted documents from those left out was learned in training. The draws of documents
 and coins depend on a secret file: the seed on a command line reveals neither.
 
-A folder of canaries has three files:
+A folder of canaries has four files:
 
 - insert.jsonl: the documents whose coin is "in", as records of training data; the trainer adds them to its data;
 - all.jsonl: all documents in the order of their draw, with ids and without coins, for recording the model's losses;
+- plan.json: the looks at the training, see `memlib.data.canaries.plan`;
 - coins.parquet: the coins, for the audit alone.
 
 Anyone with both insert.jsonl and all.jsonl can infer the coins, so an untrusted trainer gets insert.jsonl alone.
 """
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from memlib.data.canaries.plan import EARLIER, Coins, check_count, reason, toss, write_folder
 from memlib.data.canaries.secret_key import keyed_seed
 from memlib.data.text.formats import HOLE, Format, Space
 from memlib.errors import UserError
-from memlib.store.permissions import PRIVATE, make_folder, write_file
-from memlib.tables import FLAG, TEXT, Column, Table, write_table
+from memlib.stats.canaries import Plan
 
-INSERT_FILE, ALL_FILE, COINS_FILE = "insert.jsonl", "all.jsonl", "coins.parquet"
+INSERT_FILE, ALL_FILE = "insert.jsonl", "all.jsonl"
 FORMAT = "Record {a8}: {l6} {l6} {l6} {l6} {d6} {d6}."
-FEWEST = 20  # canaries; with fewer, no p-value below .05 is likely
-SHARES = (0.1, 0.3, 0.8)
-"""Shares of the canaries whose coins are guessed for the bound of epsilon, half of them as "in". With a share of 1.0, even a
-perfect attack would make errors, as seldom exactly half of the coins are "in"."""
-
-COINS = Table(
-    name="canary_coins",
-    version=1,
-    meaning="The coin of each canary document; secret until the audit.",
-    columns=(
-        Column("canary", TEXT, "", "id of the canary in all.jsonl"),
-        Column("inside", FLAG, "", "true if the document was given to the trainer"),
-    ),
-    keys=("canary",),
-)
 
 
 @dataclass(frozen=True)
@@ -88,16 +72,6 @@ class CanaryDocument:
         return json.dumps({"canary": self.canary, **prompt, "text": self.text, "span": self.span}, ensure_ascii=False)
 
 
-@dataclass(frozen=True)
-class Coins:
-    """The coins of a folder of canaries, and how they are to be used."""
-
-    canaries: tuple[str, ...]  #: ids, in the order of all.jsonl.
-    inside: NDArray[np.bool_]  #: (num_canaries,) bool, true for the documents given to the trainer.
-    repeats: int  #: number of times that each of the inserted documents was given.
-    guesses: tuple[int, ...]  #: numbers of guesses for the bound of epsilon, fixed when the coins were drawn.
-
-
 def draw_documents(form: Form, count: int, *, secret: bytes, seed: int) -> list[CanaryDocument]:
     """Draw distinct canary documents.
 
@@ -129,55 +103,42 @@ def span_of(form: Form) -> tuple[int, int]:
     return lengths[0], sum(lengths[:2])
 
 
-def draw_coins(count: int, *, secret: bytes, seed: int) -> NDArray[np.bool_]:
-    """Draw independent fair coins: (count,) bool.
-
-    Args:
-        seed: with the secret, determines the coins.
-    """
-    rng = np.random.default_rng(keyed_seed(secret, "canary coins", seed))
-    return rng.integers(0, 2, size=count).astype(bool)
-
-
-def planned_guesses(count: int) -> tuple[int, ...]:
-    """Return the numbers of guesses for the bound of epsilon, given the number of canaries.
-
-    Example:
-        >>> planned_guesses(500)
-        (50, 150, 400)
-    """
-    return tuple(sorted({max(1, round(share * count)) for share in SHARES}))
-
-
 def write_canaries(
-    folder: Path, form: Form, count: int, *, repeats: int, guesses: Sequence[int], secret: bytes, seed: int
+    folder: Path,
+    form: Form,
+    count: int,
+    *,
+    repeats: int = 1,
+    guesses: Sequence[int] = (),
+    plan: Plan = EARLIER,
+    secret: bytes,
+    seed: int,
 ) -> Coins:
     """Draw canaries and write their folder, which its owner alone can read.
 
     Args:
         repeats: number of times that a document is written to insert.jsonl.
         guesses: numbers of guesses for the bound of epsilon; if empty, `planned_guesses`.
+        plan: the looks at the training.
         secret: key of documents and coins.
         seed: with the secret, determines documents and coins.
 
     Raises:
         UserError: when a number is out of bounds, the format is not suitable, or the folder exists.
     """
-    _check_numbers(count, repeats, guesses)
+    check_count(count)
     documents = draw_documents(form, count, secret=secret, seed=seed)
-    inside = draw_coins(count, secret=secret, seed=seed)
-    coins = Coins(tuple(one.canary for one in documents), inside, repeats, tuple(guesses) or planned_guesses(count))
-    chosen = [one.record(form.field_name) for one, given in zip(documents, inside, strict=True) if given]
-    if folder.exists():
-        raise UserError(f"{folder} already exists; choose another folder")
-    try:
-        make_folder(folder, PRIVATE.folder)
-        _write_lines(folder / INSERT_FILE, chosen * repeats)
-        _write_lines(folder / ALL_FILE, [one.line() for one in documents])
-        _write_coins(folder / COINS_FILE, coins)
-    except OSError as error:
-        raise UserError(f"cannot write {folder} ({error.strerror})") from error
+    names = [one.canary for one in documents]
+    coins = toss(names, content=digest_of(documents), repeats=repeats, guesses=guesses, plan=plan, secret=secret, seed=seed)
+    chosen = [one.record(form.field_name) for one, given in zip(documents, coins.inside, strict=True) if given]
+    every = [one.line() for one in documents]
+    write_folder(folder, coins, {INSERT_FILE: _lines(chosen * repeats), ALL_FILE: _lines(every)})
     return coins
+
+
+def digest_of(documents: Sequence[CanaryDocument]) -> str:
+    """Return a digest of canary documents, by which losses of other canaries with the same ids are recognized."""
+    return hashlib.sha256("".join(one.line() for one in documents).encode()).hexdigest()
 
 
 def read_documents(path: Path) -> list[CanaryDocument]:
@@ -193,38 +154,11 @@ def read_documents(path: Path) -> list[CanaryDocument]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the canaries of {file} ({_reason(error)}); memlib canaries make writes them") from error
+        raise UserError(f"cannot read the canaries of {file} ({reason(error)}); memlib canaries make writes them") from error
     documents = [_document(line, f"{file}, line {number}") for number, line in enumerate(lines, start=1) if line]
     if not documents or len({one.canary for one in documents}) < len(documents):
         raise UserError(f"{file} has no canaries or repeats an id; use all.jsonl as memlib canaries make wrote it")
     return documents
-
-
-def read_coins(folder: Path) -> Coins:
-    """Read the coins of a folder of canaries.
-
-    Raises:
-        UserError: when the file of coins cannot be read.
-    """
-    file = folder / COINS_FILE
-    try:
-        table = pq.ParquetFile(file).read(columns=COINS.arrow.names).cast(COINS.arrow)
-        metadata = pq.read_schema(file).metadata or {}
-        repeats, guesses = int(metadata[b"memlib.repeats"]), json.loads(metadata[b"memlib.guesses"])
-    except (OSError, pa.ArrowException, ValueError, KeyError) as error:
-        raise UserError(
-            f"cannot read the coins of {file} ({_reason(error)}); give the folder that memlib canaries make wrote"
-        ) from error
-    return Coins(tuple(table["canary"].to_pylist()), table["inside"].to_numpy(), repeats, tuple(guesses))
-
-
-def _check_numbers(count: int, repeats: int, guesses: Sequence[int]) -> None:
-    if count < FEWEST:
-        raise UserError(f"{count} canaries are too few for a test; draw at least {FEWEST}, better 500")
-    if repeats < 1:
-        raise UserError(f"repeats is {repeats}; give a number of at least 1")
-    if len(set(guesses)) < len(guesses) or not all(0 < number <= count for number in guesses):
-        raise UserError(f"guesses are {tuple(guesses)}; give distinct numbers from 1 to the number of canaries ({count})")
 
 
 def _around(text: str) -> tuple[str, str]:
@@ -241,15 +175,8 @@ def _filled(form: Format, count: int, rng: np.random.Generator, *, distinct: boo
     return ["".join(place[choice] for place, choice in zip(places, row, strict=True)) for row in rows]
 
 
-def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    write_file(path, "".join(f"{line}\n" for line in lines).encode(), PRIVATE.file)
-
-
-def _write_coins(path: Path, coins: Coins) -> None:
-    table = pa.table({"canary": list(coins.canaries), "inside": coins.inside})
-    write_file(path, b"", PRIVATE.file)  # private before its content
-    plan = {"memlib.repeats": str(coins.repeats), "memlib.guesses": json.dumps(coins.guesses)}
-    write_table(table, COINS, path, metadata=plan)
+def _lines(lines: Sequence[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _document(line: str, where: str) -> CanaryDocument:
@@ -269,7 +196,3 @@ def _is_whole(document: CanaryDocument) -> bool:
     start, stop = document.span
     whole = all(isinstance(text, str) for text in texts) and isinstance(start, int) and isinstance(stop, int)
     return whole and 0 <= start < stop <= len(document.text)
-
-
-def _reason(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or type(error).__name__) if isinstance(error, OSError) else type(error).__name__

@@ -1,7 +1,9 @@
 """Files of the losses of canary documents, as a trainer returns them, and attack scores computed from the losses."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlib.data.opening import ParquetContent, read_parquet
+from memlib.data.opening import ParquetContent
 from memlib.errors import UserError
+from memlib.stats.canaries import Plan
 from memlib.store.permissions import PRIVATE, write_file
 from memlib.tables import FLOAT, INT, TEXT, Column, Table, write_table
 
 BASE_STEP = 0  # before the training
+NAMES = (b"memlib.looks", b"memlib.repeated", b"memlib.stopped", b"memlib.canaries")  # of metadata
 
 LOSSES = Table(
     name="canary_losses",
@@ -32,36 +36,55 @@ LOSSES = Table(
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """The losses of canaries that a training recorded."""
+
+    table: pa.Table  #: the losses, with the columns of LOSSES.
+    #: step by number of the planned look; empty in files without looks, of which the last step is the last look.
+    looks: Mapping[int, int] = field(default_factory=dict)
+    repeated: tuple[int, ...] = ()  #: looks that a training which resumed from an earlier checkpoint passed once more.
+    stopped: int | None = None  #: the look at which the test stopped the training, if the coins were at hand.
+    canaries: str = ""  #: digest of the canaries; "" in files of earlier versions.
+
+    def looks_in(self, plan: Plan) -> dict[int, int]:
+        """Return the step of each look of a plan that was made; the base model is no look."""
+        if self.looks:
+            return {look: step for look, step in self.looks.items() if 1 <= look <= plan.looks}
+        steps = set(self.table["step"].to_pylist()) - {BASE_STEP}
+        return {plan.looks: max(steps)} if steps else {}
+
+
+@dataclass(frozen=True)
 class CanaryScores:
     """Scores of a membership attack on canaries, higher for those that the model learned."""
 
-    #: (num_canaries,), minus the loss in nats; if the base model's loss was recorded, its loss minus the model's.
-    values: NDArray[np.float64]
-    step: int  #: optimizer steps of the audited model.
+    #: by step: (num_canaries,), minus the loss in nats; if the base model was recorded, its loss minus the model's; NaN
+    #: where a loss is missing.
+    values: Mapping[int, NDArray[np.float64]]
     relative: bool  #: True if the scores are relative to the base model's loss.
 
 
-def read_losses(path: Path) -> pa.Table:
-    """Return the losses of canaries in a file of `write_losses`, with the columns of LOSSES.
+def read_losses(path: Path) -> Recorded:
+    """Return the losses of canaries in a file of `write_losses`.
 
     Raises:
-        UserError: when the file cannot be read, lacks columns, or has losses that are missing or not finite.
+        UserError: when the file cannot be read, or lacks columns.
     """
     try:
-        table = read_parquet(str(path), str(path), LOSSES.arrow.names).cast(LOSSES.arrow)
-    except (OSError, pa.ArrowException, ValueError) as error:
+        content = ParquetContent(str(path), str(path))
+        table = content.read(LOSSES.arrow.names).cast(LOSSES.arrow)
+        said = {name.decode(): json.loads(value) for name, value in (content.schema.metadata or {}).items() if name in NAMES}
+        looks = {int(look): int(step) for look, step in said.get("memlib.looks", {}).items()}
+        repeated, stopped = tuple(map(int, said.get("memlib.repeated", ()))), said.get("memlib.stopped")
+    except (OSError, pa.ArrowException, ValueError, TypeError, AttributeError) as error:
         columns = ", ".join(LOSSES.arrow.names)
         raise UserError(
             f"cannot read the losses of {path} ({type(error).__name__}); the file needs the columns {columns}"
         ) from error
-    if table["loss_sum"].null_count or not pc.all(pc.is_finite(table["loss_sum"])).as_py():
-        raise UserError(
-            f"{path} has losses that are missing or not finite; audit a step at which the training had not diverged"
-        )
-    return table
+    return Recorded(table, looks, repeated, None if stopped is None else int(stopped), str(said.get("memlib.canaries", "")))
 
 
-def write_losses(path: Path, tables: Sequence[pa.Table]) -> None:
+def write_losses(path: Path, recorded: Recorded) -> None:
     """Write losses to a new file that only its owner can read.
 
     Raises:
@@ -73,7 +96,23 @@ def write_losses(path: Path, tables: Sequence[pa.Table]) -> None:
         raise UserError(f"{path} already exists; choose another file") from error
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror})") from error
-    write_table(pa.concat_tables(list(tables)), LOSSES, path)
+    write_table(recorded.table, LOSSES, path, metadata=_metadata(recorded))
+
+
+def replace_losses(path: Path, recorded: Recorded) -> None:
+    """Write losses to a file that only its owner can read, in place of an earlier one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)
+    write_losses(part, recorded)
+    os.replace(part, path)
+
+
+def _metadata(recorded: Recorded) -> dict[str, str]:
+    found = {"memlib.looks": json.dumps({str(look): step for look, step in recorded.looks.items()})} if recorded.looks else {}
+    found |= {"memlib.repeated": json.dumps(recorded.repeated)} if recorded.repeated else {}
+    found |= {"memlib.canaries": json.dumps(recorded.canaries)} if recorded.canaries else {}
+    return found | ({} if recorded.stopped is None else {"memlib.stopped": json.dumps(recorded.stopped)})
 
 
 def read_tokenized(path: Path) -> tuple[list[dict[str, list[int]]], bool]:
@@ -96,42 +135,49 @@ def read_tokenized(path: Path) -> tuple[list[dict[str, list[int]]], bool]:
     return items, labelled
 
 
-def score_canaries(losses: pa.Table, canaries: Sequence[str], *, step: int | None = None) -> CanaryScores:
+def score_canaries(losses: pa.Table, canaries: Sequence[str], *, steps: Collection[int]) -> CanaryScores:
     """Compute scores in the order of the canaries: the log ratio of the model to its base, else minus the loss.
 
     Args:
         losses: table LOSSES.
         canaries: ids, in the order of the coins.
-        step: step of the audited model; by default the last.
+        steps: steps of the audited models.
 
     Raises:
-        UserError: when the step was not recorded, a canary has no loss or several at a step (the scored canaries would then
-            not be those of the coins), or numbers of tokens differ between steps.
+        UserError: when a step was not recorded, most canaries have no loss at a step, others than these have one or a canary
+            has several (the scored canaries would then not be those of the coins), no loss is a finite number, or numbers of
+            tokens differ between steps.
     """
-    steps = sorted(set(losses["step"].to_pylist()))
-    audited: int = (steps or [BASE_STEP])[-1] if step is None else step
-    if audited not in steps or audited == BASE_STEP:
-        listed = ", ".join(map(str, steps)) or "none"
-        raise UserError(f"no losses of a trained model at step {audited}; recorded steps: {listed} (0 is the base model)")
-    final, tokens = _at(losses, audited, canaries)
-    if BASE_STEP not in steps:
-        return CanaryScores(-final, audited, relative=False)
-    base, base_tokens = _at(losses, BASE_STEP, canaries)
-    if not np.array_equal(tokens, base_tokens):
-        raise UserError("numbers of tokens of canaries differ between steps; record all losses with the same tokenizer")
-    return CanaryScores(base - final, audited, relative=True)
+    known = sorted(set(losses["step"].to_pylist()))
+    if absent := [step for step in steps if step not in known or step == BASE_STEP]:
+        listed = ", ".join(map(str, known)) or "none"
+        raise UserError(f"no losses of a trained model at step {absent[0]}; recorded steps: {listed} (0 is the base model)")
+    base, tokens = _at(losses, BASE_STEP, canaries) if BASE_STEP in known else (np.zeros(len(canaries)), None)
+    values = {}
+    for step in steps:
+        final, counted = _at(losses, step, canaries)
+        if tokens is not None and not np.array_equal(tokens[(tokens * counted) > 0], counted[(tokens * counted) > 0]):
+            raise UserError("numbers of tokens of canaries differ between steps; record all losses with the same tokenizer")
+        values[step] = base - final
+    if values and not any(np.isfinite(one).any() for one in values.values()):
+        raise UserError("no loss is a finite number: the training had diverged, and nothing can be said of it")
+    return CanaryScores(values, relative=tokens is not None)
 
 
 def _at(losses: pa.Table, step: int, canaries: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the losses (num_canaries,) and numbers of tokens (num_canaries,) at a step."""
+    """Return the losses (num_canaries,) and numbers of tokens (num_canaries,) at a step; NaN and 0 for missing ones."""
     rows = losses.filter(pc.equal(losses["step"], step))
     names = rows["canary"].to_pylist()
     place = {name: row for row, name in enumerate(names)}
-    if len(place) < len(names) or place.keys() != set(canaries):
-        known = len(place.keys() & set(canaries))
+    shared = len(place.keys() & set(canaries))
+    if len(place) < len(names) or shared < len(place) or 2 * shared < len(canaries):
         raise UserError(
-            f"step {step} has {len(names):,} losses of {len(place):,} canaries, of which {known:,} are among the "
+            f"step {step} has {len(names):,} losses of {len(place):,} canaries, of which {shared:,} are among the "
             f"{len(canaries):,} canaries with coins; record one loss of each of these and of no others"
         )
-    order = [place[name] for name in canaries]
-    return rows["loss_sum"].to_numpy()[order], rows["tokens"].to_numpy()[order]
+    number = {name: row for row, name in enumerate(canaries)}
+    order = [number[name] for name in names]
+    values, tokens = np.full(len(canaries), np.nan), np.zeros(len(canaries), dtype=np.int64)
+    values[order] = rows["loss_sum"].to_numpy()
+    tokens[order] = rows["tokens"].to_numpy()
+    return np.where(np.isfinite(values), values, np.nan), tokens

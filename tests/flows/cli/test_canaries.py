@@ -10,8 +10,9 @@ import pytest
 from small_models import save_trainable
 
 from flows.cli.app import main
-from memlib.data.canaries.documents import read_coins, read_documents
-from memlib.data.canaries.losses import LOSSES, read_losses, write_losses
+from memlib.data.canaries.documents import read_documents
+from memlib.data.canaries.losses import LOSSES, Recorded, read_losses, write_losses
+from memlib.data.canaries.plan import read_coins
 
 COUNT = 60
 
@@ -27,6 +28,7 @@ def _own_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_bytes(b"s" * 32)
     (tmp_path / "secret").chmod(0o600)
     monkeypatch.setenv("MEMLIB_SECRET_FILE", str(tmp_path / "secret"))
+    monkeypatch.setenv("MEMLIB_STORE", str(tmp_path / "store"))
 
 
 def made(tmp_path: Path, *more: str) -> str:
@@ -43,7 +45,7 @@ def losses(folder: str, path: Path, gain: float, *, base: bool = True) -> str:
         pa.table([list(coins.canaries), values, values / 10, [10] * COUNT, [step] * COUNT], schema=LOSSES.arrow)
         for step, values in ((0, before), (8, after))[not base :]
     ]
-    write_losses(path, tables)
+    write_losses(path, Recorded(pa.concat_tables(tables)))
     return str(path)
 
 
@@ -51,9 +53,9 @@ def test_canaries_make_prints_counts_but_no_document(tmp_path: Path, capsys: pyt
     folder = made(tmp_path, "--json")
     said = capsys.readouterr()
     inserted = int(read_coins(Path(folder)).inside.sum())
-    assert json.loads(said.out) == {
-        "folder": folder, "canaries": COUNT, "inserted": inserted, "repeats": 1, "guesses": [6, 18, 48]
-    }  # fmt: skip
+    found = json.loads(said.out)
+    assert found.pop("plan")["looks"] == 1
+    assert found == {"folder": folder, "canaries": COUNT, "inserted": inserted, "repeats": 1, "guesses": [6, 18, 48]}
     assert not any(one.text[7:15] in said.out + said.err for one in read_documents(Path(folder)))
 
 
@@ -61,57 +63,55 @@ def test_audit_finds_a_plant_and_refutes_its_claim(tmp_path: Path, capsys: pytes
     folder = made(tmp_path)
     file = losses(folder, tmp_path / "l.parquet", 20)
     capsys.readouterr()
-    assert main(["canaries", "audit", folder, file, "--epsilon", "1", "--redraws", "999"]) == 0
+    assert main(["canaries", "audit", folder, file, "--epsilon", "1"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "memory shown at level 0.05 (p = 0.001, coins redrawn)" in said
-    assert "AUC 1.000" in said
-    assert "of 48 guesses right)" in said
-    assert "claim epsilon 1: refuted at level 0.05" in said
+    assert said.startswith("Shown. The training remembers some of the canaries that were inserted into its data.")
+    assert "the AUC and the highest scores together: p = 0.0001" in said
+    assert "the claim of epsilon 1 at delta 0 for one record is refuted" in said
     assert "canary-0" not in said
+    assert "report " in said
 
 
-def test_canaries_audit_prints_json_without_a_base_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = made(tmp_path)
+def test_canaries_audit_prints_the_manifest_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(
+        tmp_path, "--looks", "5", "--spending", "equal", "--every-epochs", "2", "--alpha", "0.01", "--statistic", "auc"
+    )
+    said = " ".join(capsys.readouterr().out.split())
+    assert "plan: 5 looks, every 2 epochs, the last one at its end, at level 0.01 in all" in said
     file = losses(folder, tmp_path / "l.parquet", 0, base=False)
+    assert main(["canaries", "audit", folder, file, "--json"]) == 0
+    head = json.loads(capsys.readouterr().out)["findings"][0]
+    params = json.loads(head["params"])
+    assert (head["alpha"], params["statistic"], params["relative"], params["spending"]) == (0.01, "auc", False, "equal")
+    assert (params["looks"], params["made"], params["inserted"]) == (5, 1, read_coins(Path(folder)).inside.sum())
+
+
+def test_canaries_audit_describes_a_step_that_is_no_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(tmp_path)
+    file = losses(folder, tmp_path / "l.parquet", 20)
     capsys.readouterr()
-    assert main(["canaries", "audit", folder, file, "--json", "--redraws", "99"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["step"], found["score"], found["claim"], found["outcome_of_claim"]) == (8, "-loss", None, None)
-    assert found["num_inserted"] == read_coins(Path(folder)).inside.sum()
-    assert found["bound"]["tried"] == [6, 18, 48]
+    assert main(["canaries", "audit", folder, file, "--step", "8"]) == 0
+    assert capsys.readouterr().out.startswith("Descriptive. Nothing was tested: the step was chosen after the plan")
 
 
-@pytest.mark.parametrize(
-    ("make", "audit", "said"),
-    [
-        ([], ["--epsilon", "1", "--adjacency", "replace"], "epsilon 1 under replace adjacency: not compared"),
-        (
-            ["--repeats", "2"],
-            ["--epsilon", "1", "--delta", "1e-5"],
-            "epsilon 1 per record: not compared, as 2 copies change delta",
-        ),
-        (["--repeats", "2"], ["--epsilon", "0.1"], "epsilon 0.1: refuted at level 0.05"),
-        ([], ["--epsilon", "9"], "epsilon 9: cannot be tested, as a perfect attack would have p = 1"),
-        ([], ["--epsilon", "0.5"], "epsilon 0.5: not refuted at level 0.05 (p = "),
-    ],
-)
-def test_canaries_audit_compares_only_comparable_claims(
-    make: list[str], audit: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = made(tmp_path, *make)
-    file = losses(folder, tmp_path / "l.parquet", 0 if "0.5" in audit else 20)
-    assert main(["canaries", "audit", folder, file, "--redraws", "99", *audit]) == 0
-    assert f"claim {said}" in " ".join(capsys.readouterr().out.split())
+def test_pictures_are_made_with_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made(tmp_path, "--images", "8x8x3", "--classes", "10", "--looks", "3")
+    assert "are in insert.npz" in " ".join(capsys.readouterr().out.split())
+    with np.load(Path(folder) / "all.npz") as arrays:
+        assert arrays["images"].shape == (COUNT, 8, 8, 3)
+        assert set(arrays["labels"].tolist()) <= set(range(10))
 
 
 def test_score_records_equal_losses_of_equal_models(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, file = made(tmp_path, "--format", "{d9} {d9}"), str(tmp_path / "l.parquet")
     assert main(["canaries", "score", folder, "--model", model, "--base", model, "--output", file]) == 0
-    table = read_losses(Path(file))
+    recorded = read_losses(Path(file))
+    table = recorded.table
+    assert recorded.looks == {1: 1}
     assert table["step"].to_pylist() == [0] * COUNT + [1] * COUNT
     assert table["loss_sum"].to_pylist()[:COUNT] == table["loss_sum"].to_pylist()[COUNT:]
-    assert main(["canaries", "audit", folder, file, "--redraws", "99"]) == 0
-    assert "memory not shown" in " ".join(capsys.readouterr().out.split())
+    assert main(["canaries", "audit", folder, file]) == 0
+    assert "Inconclusive. That the training remembers its canaries was not shown." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -145,8 +145,15 @@ def test_canaries_check_examines_lengths_and_tokenized_data(
     [
         (["make", "c"], "c already exists; choose another folder"),
         (["make", "d", "--count", "3"], "3 canaries are too few for a test; draw at least 20"),
-        (["audit", "c", "none.parquet"], "cannot read the losses of none.parquet"),
-        (["audit", "none", "none.parquet"], "cannot read the coins of none/coins.parquet"),
+        (["audit", "c", "none.parquet"], "losses: none.parquet does not exist"),
+        (["audit", "c", "c/all.jsonl"], "cannot read the losses of c/all.jsonl"),
+        (["audit", "none", "none.parquet"], "canaries: none does not exist"),
+        (["make", "d", "--classes", "3"], "--classes is for pictures"),
+        (["make", "d", "--images", "8x8x3"], "give --images HEIGHTxWIDTHxCHANNELS and --classes"),
+        (["make", "d", "--images", "big", "--classes", "3"], "--images big: give height, width and channels"),
+        (["make", "d", "--images", "2x2x3", "--classes", "3"], "pictures of 2 x 2 x 3 in 3 classes cannot be drawn"),
+        (["make", "d", "--alpha", "2"], "alpha is 2.0; give a level between 0 and 1"),
+        (["make", "d", "--looks", "0"], "0 looks"),
         (["check", "c", "--model", "none"], "there is no Hugging Face model in none"),
         (["check", "none", "--model", "none"], "cannot read the canaries of none"),
         (["score", "c", "--model", "none", "--output", "l.parquet", "--step", "0"], "the trained model is at step 0"),
@@ -164,16 +171,9 @@ def test_mistakes_of_canaries_commands_print_one_line(
     assert len(told.splitlines()) == 1
 
 
-def test_invalid_claims_and_settings_of_canaries_audit_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_claims_of_canaries_audit_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(tmp_path)
     file = losses(folder, tmp_path / "l.parquet", 0)
-    for option, value, said in (
-        ("--epsilon", "-1", "the claimed epsilon is -1"),
-        ("--delta", "2", "delta is 2"),
-        ("--alpha", "1", "level is 1"),
-        ("--redraws", "0", "0 redraws are too few"),
-    ):
-        assert main(["canaries", "audit", folder, file, option, value]) == 2
+    for options, said in ((["--epsilon", "-1"], "privacy.epsilon"), (["--epsilon", "1", "--delta", "2"], "privacy.delta")):
+        assert main(["canaries", "audit", folder, file, *options]) == 2
         assert said in capsys.readouterr().err

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from memlib.audits.deja_vu import recipe as deja_vu
+from memlib.audits.deja_vu.findings import check_row
 from memlib.audits.deja_vu.findings import settled as settled_as_table
 from memlib.audits.deja_vu.verdict import UPSIDE_DOWN
 from memlib.audits.deja_vu.verdict import verdict as of_deja_vu
@@ -29,6 +30,7 @@ from memlib.audits.sweep.scores import verdict as of_sweep
 from memlib.audits.unique_feature import recipe as unique_feature
 from memlib.audits.unique_feature.verdict import verdict as of_unique_feature
 from memlib.audits.unique_feature.verdict import verdict_on_external
+from memlib.data.given_sets import Difference
 from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, settle, tested, word_of
 from memlib.report.page import advice_of
 from memlib.runs.records import FindingRecord, RunRecord, VerdictRecord
@@ -363,12 +365,9 @@ def test_verdict_on_a_single_model_follows_from_its_test_and_its_sets(
         estimate("knn_accuracy", {"probe_layer": "backbone"}, low + 0.05, n=50, interval=Interval(low, 0.6, "examples"))
     )
     if sets is not None:
-        for by, value in (("backgrounds", 0.1), ("pixels", 0.6)):
-            missed = 0.12 if by == "backgrounds" else None
-            differs = sets == "differ" and by == "pixels"
-            rows.append(
-                diagnostic("sets_compared", {"by": by, "p": 0.01, "differs": differs, "detectable": missed}, value, n=50)
-            )
+        params = {"by": "backgrounds", "p": 0.3, "differs": False, "detectable": 0.12}
+        rows.append(diagnostic("sets_compared", params, 0.1, n=50))
+        rows.append(check_row(Difference(0.6, 0.01 if sets == "differ" else 0.3, "pixels", 50)))
     said = Findings.read(settled_as_table(rows, config, by_chance=by_chance)).verdict
     if sets == "differ" or not by_chance:
         expected = "descriptive"
@@ -383,7 +382,7 @@ def test_verdict_on_a_single_model_follows_from_its_test_and_its_sets(
     assert ("cannot see anything" in said.sentence) == (expected == "inconclusive" and blind)
     limits = (
         "a difference of 12 % in what their backgrounds reveal",
-        "no such size is known for the comparison of small versions",
+        "no such size is known for the comparison of names, dates, sizes and small versions",
     )
     assert all((text in said.explanation) == (sets == "alike" and expected != "descriptive") for text in limits)
     assert ("as declared. Compared without" in said.explanation) == (sets == "alike" and expected != "descriptive")

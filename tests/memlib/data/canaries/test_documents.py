@@ -9,17 +9,16 @@ import pytest
 
 from memlib.data.canaries.documents import (
     ALL_FILE,
-    COINS_FILE,
     INSERT_FILE,
     Form,
-    draw_coins,
     draw_documents,
-    read_coins,
     read_documents,
     span_of,
     write_canaries,
 )
+from memlib.data.canaries.plan import COINS_FILE, PLAN_FILE, coins_beside, draw_coins, read_coins, read_plan
 from memlib.errors import UserError
+from memlib.stats.canaries import Plan
 
 SECRET = b"k" * 32
 
@@ -48,7 +47,7 @@ def test_all_files_and_their_folder_are_private(tmp_path: Path) -> None:
     folder = write(tmp_path / "c")
     assert folder.stat().st_mode & 0o777 == 0o700
     assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys(
-        (INSERT_FILE, ALL_FILE, COINS_FILE), 384
+        (INSERT_FILE, ALL_FILE, PLAN_FILE, COINS_FILE), 384
     )
 
 
@@ -141,3 +140,37 @@ def test_missing_files_of_canaries_are_named(tmp_path: Path) -> None:
     (tmp_path / COINS_FILE).write_text("none")
     with pytest.raises(UserError, match=r"cannot read the coins of .*coins.parquet"):
         read_coins(tmp_path)
+
+
+def test_the_plan_is_beside_the_canaries_and_with_the_coins(tmp_path: Path) -> None:
+    plan = Plan.of(20, alpha=0.01, every_epochs=2, spending="equal", statistic="auc", epsilon_looks=5)
+    folder = write(tmp_path / "c", plan=plan)
+    assert read_plan(folder) == read_plan(folder / ALL_FILE) == read_coins(folder).plan == plan
+    assert plan.redraws == 9999
+    (folder / PLAN_FILE).write_text('{"looks": "many"}')
+    with pytest.raises(UserError, match=r"cannot read .*plan.json"):
+        read_plan(folder)
+    (folder / PLAN_FILE).unlink()
+    assert read_plan(folder) == Plan()
+
+
+def test_digests_depend_on_coins_and_plan_and_cannot_be_made_without_the_salt(tmp_path: Path) -> None:
+    """Of two folders with equal coins, the digests differ, so that nobody can look for the coins of a digest."""
+    folders = [write(tmp_path / "a"), write(tmp_path / "b", plan=Plan.of(5)), write(tmp_path / "c", secret=b"x" * 32)]
+    found = [read_coins(folder) for folder in folders]
+    assert len({one.digest for one in found}) == len({one.salt for one in found[1:]}) + 1 == 3
+    assert read_coins(folders[0]).digest == found[0].digest
+    assert len(found[0].salt) == 64
+    assert found[0].seed != 0
+
+
+def test_coins_are_found_beside_their_own_canaries_alone(tmp_path: Path) -> None:
+    folder = write(tmp_path / "c")
+    names = [one.canary for one in read_documents(folder)]
+    found = coins_beside(folder / ALL_FILE, names)
+    assert found is not None
+    assert found.digest == read_coins(folder).digest
+    with pytest.raises(UserError, match=r"coins.parquet has coins of other canaries"):
+        coins_beside(folder, names[:-1])
+    (folder / COINS_FILE).unlink()
+    assert coins_beside(folder, names) is None

@@ -2,12 +2,22 @@
 
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memlib.data.canaries.losses import LOSSES, read_losses, read_tokenized, score_canaries, write_losses
+from memlib.data.canaries.losses import (
+    LOSSES,
+    Recorded,
+    read_losses,
+    read_tokenized,
+    replace_losses,
+    score_canaries,
+    write_losses,
+)
 from memlib.errors import UserError
+from memlib.stats.canaries import Plan
 
 
 def table(rows: list[tuple[str, float, int, int]]) -> pa.Table:
@@ -26,49 +36,64 @@ BASE, MIDDLE, LAST = (
 )
 
 
+def scored(rows: list[tuple[str, float, int, int]], names: list[str], step: int) -> tuple[list[float], bool]:
+    scores = score_canaries(table(rows), names, steps={step})
+    return scores.values[step].tolist(), scores.relative
+
+
 def test_scores_are_relative_to_the_base_in_the_order_of_the_coins() -> None:
-    scores = score_canaries(table(BASE + MIDDLE + LAST), ["b", "a"])
-    assert (scores.values.tolist(), scores.step, scores.relative) == ([7.0, 6.0], 9, True)
-    assert score_canaries(table(BASE + MIDDLE + LAST), ["a", "b"], step=7).values.tolist() == [5.0, 3.0]
+    assert scored(BASE + MIDDLE + LAST, ["b", "a"], 9) == ([7.0, 6.0], True)
+    assert scored(BASE + MIDDLE + LAST, ["a", "b"], 7) == ([5.0, 3.0], True)
 
 
 def test_scores_without_a_base_are_minus_the_loss() -> None:
-    scores = score_canaries(table(LAST), ["a", "b"])
-    assert (scores.values.tolist(), scores.relative) == ([-3.0, -1.0], False)
+    assert scored(LAST, ["a", "b"], 9) == ([-3.0, -1.0], False)
 
 
 @pytest.mark.parametrize(
     ("rows", "step", "said"),
     [
-        (BASE, None, "no losses of a trained model at step 0; recorded steps: 0"),
+        (BASE, 0, "no losses of a trained model at step 0; recorded steps: 0"),
         (BASE + LAST, 8, "no losses of a trained model at step 8; recorded steps: 0, 9"),
-        ([], None, "recorded steps: none"),
-        (BASE + LAST[:1], None, "step 9 has 1 losses of 1 canaries, of which 1 are among the 2"),
-        (BASE + LAST + LAST[:1], None, "step 9 has 3 losses of 2 canaries"),
-        ([*LAST, ("c", 1.0, 1, 9)], None, "step 9 has 3 losses of 3 canaries, of which 2 are among the 2"),
-        ([("a", 9.0, 4, 0), *BASE[1:], *LAST], None, "numbers of tokens of canaries differ between steps"),
+        ([], 9, "recorded steps: none"),
+        (BASE + LAST + LAST[:1], 9, "step 9 has 3 losses of 2 canaries"),
+        ([*LAST, ("c", 1.0, 1, 9)], 9, "step 9 has 3 losses of 3 canaries, of which 2 are among the 2"),
+        ([("a", 9.0, 4, 0), *BASE[1:], *LAST], 9, "numbers of tokens of canaries differ between steps"),
     ],
 )
-def test_losses_must_have_one_row_per_canary(rows: list[tuple[str, float, int, int]], step: int | None, said: str) -> None:
+def test_losses_must_be_those_of_the_canaries(rows: list[tuple[str, float, int, int]], step: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        score_canaries(table(rows), ["a", "b"], step=step)
+        score_canaries(table(rows), ["a", "b"], steps={step})
 
 
-def test_losses_are_written_privately_and_read_back(tmp_path: Path) -> None:
+def test_missing_losses_are_missing_scores_unless_most_are() -> None:
+    names = ["a", "b", "c"]
+    three = [*LAST, ("c", float("nan"), 1, 9)]
+    assert np.isnan(scored(three, names, 9)[0]).tolist() == [False, False, True]
+    assert np.isnan(scored(LAST, names, 9)[0]).tolist() == [False, False, True]
+    with pytest.raises(UserError, match="step 9 has 1 losses of 1 canaries, of which 1 are among the 3"):
+        score_canaries(table(LAST[:1]), names, steps={9})
+    with pytest.raises(UserError, match="no loss is a finite number: the training had diverged"):
+        score_canaries(table([(name, float("inf"), 1, 9) for name in names]), names, steps={9})
+
+
+def test_losses_are_written_privately_and_read_back_with_their_looks(tmp_path: Path) -> None:
     path = tmp_path / "l.parquet"
-    write_losses(path, [table(BASE), table(LAST)])
+    recorded = Recorded(table(BASE + MIDDLE + LAST), {1: 7, 2: 9}, (1,), 2)
+    write_losses(path, recorded)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert read_losses(path).to_pylist() == table(BASE + LAST).to_pylist()
+    assert read_losses(path) == recorded
     with pytest.raises(UserError, match="already exists"):
-        write_losses(path, [table(BASE)])
+        write_losses(path, recorded)
+    replace_losses(path, Recorded(table(BASE)))
+    assert read_losses(path) == Recorded(table(BASE))
+    assert [one.name for one in tmp_path.iterdir()] == ["l.parquet"]
 
 
-def test_losses_of_a_diverged_training_are_refused(tmp_path: Path) -> None:
-    for number, value in enumerate((float("nan"), float("inf"), None)):
-        path = tmp_path / f"{number}.parquet"
-        pq.write_table(table(BASE).set_column(1, "loss_sum", pa.array([1.0, value])), path)
-        with pytest.raises(UserError, match="missing or not finite"):
-            read_losses(path)
+def test_without_looks_the_last_step_is_the_last_look_and_the_base_model_is_none() -> None:
+    assert Recorded(table(BASE + MIDDLE + LAST)).looks_in(Plan(looks=4)) == {4: 9}
+    assert Recorded(table(BASE)).looks_in(Plan()) == {}
+    assert Recorded(table(BASE + LAST), {1: 9, 7: 8}).looks_in(Plan(looks=2)) == {1: 9}  # a look of no plan is none
 
 
 def test_files_without_losses_or_tokens_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,242 @@
+"""The findings of an audit of canaries: the test at planned looks, the AUC of each look, epsilon, and one verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.canaries.recipe import CLAIM, HEADLINE, HEADLINES, Recipe
+from memlib.audits.canaries.tables import LOOKS
+from memlib.data.canaries.losses import CanaryScores, Recorded, score_canaries
+from memlib.data.canaries.plan import Coins
+from memlib.findings import (
+    DESCRIPTIVE,
+    INCONCLUSIVE,
+    SHOWN,
+    Finding,
+    Findings,
+    Interval,
+    Verdict,
+    diagnostic,
+    estimate,
+    settle,
+    tested,
+    untested,
+)
+from memlib.report.format import format_interval, say_p
+from memlib.stats.canaries import CanaryResult, Plan, audit_canaries
+from memlib.stats.randomization import detectable
+from memlib.tables import CURVES, point
+
+BINS = 24
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The coins, the recorded losses and the result of an audit."""
+
+    coins: Coins
+    recorded: Recorded
+    looks: Mapping[int, int]  #: step of each look that was made.
+    scores: CanaryScores  #: scores of these steps.
+    result: CanaryResult
+    plan: Plan
+    is_planned: bool  #: False if the step was chosen in the recipe, so that nothing is tested.
+    claimed: float | None  #: claimed epsilon for one record, which can be compared.
+
+    @classmethod
+    def of(cls, recipe: Recipe, coins: Coins, names: Sequence[str], recorded: Recorded) -> Evidence:
+        """Audit recorded losses.
+
+        Args:
+            names: the canaries as they are named in the losses, in the order of the coins.
+
+        Raises:
+            UserError: for losses of other canaries, without a planned look, or of a training that diverged.
+        """
+        plan = coins.plan if recipe.step is None else Plan()
+        looks = recorded.looks_in(plan) if recipe.step is None else {1: recipe.step}
+        scores = score_canaries(recorded.table, names, steps=set(looks.values()))
+        result = audit_canaries(
+            {look: scores.values[step] for look, step in looks.items()}, coins.inside, plan, guesses=coins.guesses,
+            repeats=coins.repeats, seed=coins.seed, **recipe.claim,
+        )  # fmt: skip
+        claimed = recipe.claim.get("claimed")
+        return cls(coins, recorded, looks, scores, result, plan, recipe.step is None, claimed)
+
+    @property
+    def final(self) -> NDArray[np.float64]:
+        """Scores at the decisive look, (num_canaries,)."""
+        return self.scores.values[self.looks[self.result.decisive]]
+
+
+def looks_of(found: Evidence) -> pa.Table:
+    """Return tables.LOOKS."""
+    shares = np.diff([0.0, *found.plan.cumulative])
+    rows = []
+    for look in range(1, found.plan.looks + 1):
+        step = found.looks.get(look)
+        scores = None if step is None else found.scores.values[step]
+        rows.append({
+            "look": look, "step": step, "auc": found.result.aucs.get(look), "p_alone": found.result.p_values.get(look),
+            "share": float(shares[look - 1]), "repeated": look in found.recorded.repeated,
+            "missing": None if scores is None else int((~np.isfinite(scores)).sum()),
+            "stopped": found.result.looked.stopped == look and found.is_planned,
+        })  # fmt: skip
+    return pa.Table.from_pylist(rows, schema=LOOKS.arrow)
+
+
+def summarize(found: Evidence) -> pa.Table:
+    """Return the findings, the test first, and the verdict: tables.SUMMARY.
+
+    Memory has the level alpha of the plan over all looks. A claim is tested at a level of its own, as the same training may
+    be asked both questions.
+    """
+    rows = [_memory(found), *_bounds(found), *_by_look(found)]
+    if not found.is_planned:
+        rows = [untested(row) for row in rows]
+    settled = settle(rows, alpha=found.plan.alpha, headlines=HEADLINES)
+    judged = Findings(_judged(row, found.plan.alpha) if row.is_test and row.family == CLAIM else row for row in settled)
+    return judged.table(verdict(judged))
+
+
+def _judged(row: Finding, alpha: float) -> Finding:
+    return replace(row, verdict=SHOWN if (row.p_adjusted or 0.0) <= alpha else INCONCLUSIVE)
+
+
+def _memory(found: Evidence) -> Finding:
+    result, plan = found.result, found.plan
+    params: dict[str, Any] = {
+        "look": result.decisive, "looks": plan.looks, "made": len(result.made), "step": found.looks[result.decisive],
+        "inserted": result.num_inserted, "statistic": plan.statistic, "relative": found.scores.relative,
+    }  # fmt: skip
+    if result.looked.stopped is not None:
+        params["stopped"] = result.looked.stopped
+        params["few"] = result.stands_out
+    if plan.looks > 1:
+        params["spending"] = plan.spending
+    if found.coins.repeats > 1:
+        params["repeats"] = found.coins.repeats
+    if plan.looks not in result.made:
+        params["unfinished"] = True
+    inside = result.num_inserted
+    deviation = math.sqrt((result.num_canaries + 1) / (12 * inside * (result.num_canaries - inside)))
+    share = result.looked.spent[result.made[-1] - 1]
+    return tested(
+        "canary_auc", params, result.auc, n=result.num_canaries, p_value=result.looked.p_value, family=HEADLINE,
+        null_value=0.5, interval=Interval(*result.auc_interval, "canaries"), either_direction=True,
+        detectable=_shifted(detectable(deviation, plan.alpha * share)), smallest_p=1 / (plan.redraws + 1),
+    )  # fmt: skip
+
+
+def _shifted(effect: float | None) -> float | None:
+    """Return the AUC of a shift that is detected with a power of 80 %."""
+    return None if effect is None or effect >= 0.5 else 0.5 + effect
+
+
+def _bounds(found: Evidence) -> Iterator[Finding]:
+    """Yield the lower bound of epsilon, and the test of the claim."""
+    result, bound = found.result, found.result.bound
+    if bound is None or result.bound_at is None:
+        return
+    params: dict[str, Any] = {
+        "delta": bound.delta, "look": result.bound_at, "guesses": bound.guesses, "correct": bound.correct,
+        "ceiling": round(bound.ceiling, 4), "repeats": found.coins.repeats,
+    }  # fmt: skip
+    yield estimate(
+        "epsilon_lower_bound", params, bound.epsilon, n=result.num_canaries,
+        interval=Interval(bound.epsilon, None, "canaries"),
+    )  # fmt: skip
+    if result.epsilon_per_record is not None and found.coins.repeats > 1:
+        yield estimate("epsilon_per_record", {"delta": bound.delta}, result.epsilon_per_record, n=result.num_canaries)
+    if result.claim is not None and found.claimed is not None:
+        yield tested(
+            "privacy_claim", {"epsilon": found.claimed, "delta": bound.delta}, result.epsilon_per_record or 0.0,
+            n=result.num_canaries, p_value=result.claim.p_value, family=CLAIM, null_value=found.claimed,
+            either_direction=True, smallest_p=result.claim.smallest_p,
+        )  # fmt: skip
+
+
+def _by_look(found: Evidence) -> Iterator[Finding]:
+    """Yield the AUC and the p-value of each look alone, which allows for no other look."""
+    if found.plan.looks == 1:
+        return
+    for look, value in found.result.aucs.items():
+        params = {"look": look, "step": found.looks[look], "alone": round(found.result.p_values[look], 6)}
+        yield diagnostic("auc_at_look", params, value, n=found.result.num_canaries)
+
+
+def curves(found: Evidence) -> pa.Table:
+    """Return the AUC by look, the largest p-value at which each look stops, and histograms of scores by coin."""
+    rows = [
+        point("auc_by_look", "AUC", {"step": found.looks[look]}, look, value) for look, value in found.result.aucs.items()
+    ]
+    scores = found.final
+    known = scores[np.isfinite(scores)]
+    edges = np.histogram_bin_edges(known, BINS)
+    for name, chosen in (("inserted", found.coins.inside), ("left out", ~found.coins.inside)):
+        counts = np.histogram(scores[chosen & np.isfinite(scores)], edges)[0]
+        middles = (edges[:-1] + edges[1:]) / 2
+        rows += [point("scores_by_coin", name, {}, x, y) for x, y in zip(middles.tolist(), counts.tolist(), strict=True)]
+    return pa.Table.from_pylist(rows, schema=CURVES.arrow)
+
+
+def verdict(rows: Findings) -> Verdict:
+    """Return the verdict of the run."""
+    head = rows.head
+    said = " ".join(filter(None, (_numbers(head), *_of_looks(head), _of_claim(rows.get("privacy_claim")))))
+    if not head.is_test:
+        sentence = "Nothing was tested: the step was chosen after the plan of the looks was made."
+        return Verdict(DESCRIPTIVE, sentence, said)
+    if head.verdict == SHOWN:
+        few = " A few of them stand out; on the whole, inserted ones do not." if head.params.get("few") else ""
+        sentence = f"The training remembers some of the canaries that were inserted into its data.{few}"
+        return Verdict(SHOWN, sentence, said)
+    missed = "no size" if head.detectable is None else f"an AUC of {head.detectable:.2f}"
+    text = f"{said} {missed[0].upper()}{missed[1:]} would have been found with a power of 80 %, were all canaries alike."
+    return Verdict(INCONCLUSIVE, "That the training remembers its canaries was not shown.", text)
+
+
+def _numbers(head: Finding) -> str:
+    params = head.params
+    statistic = "the AUC and the highest scores together" if params["statistic"] != "auc" else "the AUC alone"
+    score = "the base model's loss minus the trained model's" if params["relative"] else "minus the loss of the trained model"
+    p = f"; {statistic}: {say_p(head.p_adjusted)}" if head.is_test else ""
+    return (
+        f"{params['inserted']:,} of {head.n:,} canaries were inserted. At step {params['step']:,}, an inserted one had the "
+        f"better score ({score}) with probability {head.value:.3f} (95 % interval {format_interval(head)}{p})."
+    )
+
+
+def _of_looks(head: Finding) -> Iterator[str]:
+    """Yield what the plan of the looks means for the result."""
+    params = head.params
+    if params["looks"] > 1 and head.is_test:
+        stopped = params.get("stopped")
+        at = f"the test stopped at look {stopped} of {params['looks']}" if stopped else f"{params['made']} looks were made"
+        yield (
+            f"{params['looks']} looks were planned with the coins, and {at}; the p-value allows for all of them."
+            + (" Looks that were missed spent their share of the level." if params["made"] < params["look"] else "")
+        )
+    if params.get("unfinished") and head.is_test:
+        yield "The training ended before its planned end, so that the last look is missing."
+    if params.get("repeats"):
+        yield f"Each was inserted {params['repeats']} times."
+
+
+def _of_claim(row: Finding | None) -> str:
+    if row is None:
+        return ""
+    claim = f"the claim of epsilon {row.params['epsilon']:g} at delta {row.params['delta']:g} for one record"
+    if not row.is_test:
+        return ""
+    if (row.smallest_p or 0.0) > (row.alpha or 0.0):
+        return f"{claim[0].upper()}{claim[1:]} cannot be tested: a perfect attack would have p = {row.smallest_p:.3g}."
+    word = "refuted" if row.verdict == SHOWN else "not refuted"
+    return f"At a level of its own, {claim} is {word} ({say_p(row.p_adjusted)})."

@@ -1,0 +1,57 @@
+"""The recipe of an audit of canaries in a training elsewhere."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from memlib.specs import Spec
+from memlib.specs.base import MOST_NUMBER
+from memlib.specs.question import PageSpec
+
+HEADLINE, CLAIM = "memory", "privacy"
+HEADLINES = (HEADLINE,)
+NOT_SHOWN = (
+    "Whether any record of the training data is remembered: canaries are random, and must be learned by heart.",
+    "Other trainings: with other settings, or for longer, the same data may be remembered more or less.",
+    "That a training is private: a lower bound of epsilon that is small, or 0, is no evidence of privacy.",
+)
+
+
+class PrivacySpec(Spec):
+    """The claim of the training's owner, for one record."""
+
+    epsilon: float = Field(ge=0, le=MOST_NUMBER)
+    """The claimed epsilon."""
+    delta: float = Field(default=0.0, ge=0, lt=1)
+    """Delta of the claim, and of the bound."""
+    adjacency: Literal["add-remove", "replace"] = "add-remove"
+    """Adjacency of the claim. The coins put records in or leave them out; a claim about replacements is not compared."""
+    scope: Literal["checkpoints", "last"] = "checkpoints"
+    """Whether the claim is about the training with all its checkpoints, or about its last model alone, as it is where an
+    accountant counts on hidden steps. The bound of the latter uses the last look alone."""
+
+
+class Recipe(Spec):
+    """Canaries that were made by memlib canaries make, and the losses that a training recorded. Level, looks and statistic
+    are those of the canaries' plan."""
+
+    audit: Literal["canaries"] = "canaries"
+    title: str = "Canaries"
+    """Heading of the report."""
+    canaries: str
+    """Folder of the canaries, with coins.parquet."""
+    losses: str
+    """File of the losses, as written by CanaryAudit, a callback or memlib canaries score."""
+    privacy: PrivacySpec | None = None
+    """The claim to be tested."""
+    step: int | None = Field(default=None, ge=1)
+    """Step of another model than those of the planned looks, chosen now: nothing is tested."""
+    report: PageSpec = PageSpec()
+
+    @property
+    def claim(self) -> dict[str, Any]:
+        """Arguments of `memlib.stats.canaries.audit_canaries`."""
+        if self.privacy is None:
+            return {}
+        claimed = self.privacy.epsilon if self.privacy.adjacency == "add-remove" else None
+        return {"claimed": claimed, "delta": self.privacy.delta, "scope": self.privacy.scope}

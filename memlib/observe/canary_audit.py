@@ -1,0 +1,244 @@
+"""Looks at canaries while a model trains: losses are recorded at planned places and, with the coins at hand, tested at once.
+
+Any training loop can make them (see `CanaryAudit`); callbacks of trainers call the same functions. The training itself is the
+same as without: the model's mode and all random states are restored. Nothing is written that depends on the coins but the
+stop itself, as a training that sees p-values could react to them.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import nn
+
+from memlib.data.canaries.documents import digest_of, read_documents
+from memlib.data.canaries.losses import BASE_STEP, LOSSES, Recorded, read_losses, replace_losses, score_canaries
+from memlib.data.canaries.pictures import is_of_pictures, read_pictures
+from memlib.data.canaries.plan import Coins, coins_beside, read_plan
+from memlib.errors import UserError
+from memlib.observe.canary_likelihoods import BATCH, EncodedCanary, encode_canaries, measure_losses
+from memlib.observe.canary_pictures import Prepare, measure_pictures, unit_pictures
+from memlib.stats.canaries import CanaryResult, Scope, audit_canaries
+
+Stop = bool | Literal["warn"] | Callable[[CanaryResult], bool | None]
+
+
+class CanaryAudit:
+    """The audit of canaries in a training loop of any kind.
+
+    Args:
+        canaries: folder of `memlib canaries make`, or its all.jsonl or all.npz; its plan says when to look.
+        losses: file of the losses; a training that resumes continues it.
+        tokenizer: the model's tokenizer, for documents.
+        prepare: function that turns pictures (n, height, width, channels) uint8 into the model's inputs, for pictures; by
+            default values in [0, 1], channels first.
+        coins: folder with coins.parquet, only for trainers that are trusted; None: losses are recorded for a later audit.
+        stop: whether a test that stops says so to the loop (True), warns, or calls a function, whose True stops the training.
+        epsilon, delta: the claimed privacy of the training for one record, which can stop it as well.
+        scope: what the claim is about: the training with all its checkpoints, or its last model alone.
+        batch_size: number of canaries per forward pass.
+
+    Example:
+        audit = CanaryAudit("canaries", "losses.parquet", tokenizer=tokenizer, coins="canaries", stop=True)
+        audit.begin(model)
+        for step, batch in enumerate(batches, start=1):
+            train_on(batch)
+            if audit.look(model, step, of=len(batches)):
+                break
+        audit.end(model, step)
+    """
+
+    def __init__(
+        self,
+        canaries: str | os.PathLike[str],
+        losses: str | os.PathLike[str],
+        *,
+        tokenizer: Any = None,
+        prepare: Prepare | None = None,
+        coins: str | os.PathLike[str] | None = None,
+        stop: Stop = False,
+        epsilon: float | None = None,
+        delta: float = 0.0,
+        scope: Scope = "checkpoints",
+        batch_size: int = BATCH,
+    ) -> None:
+        self.place, self.file, self.plan = Path(canaries), Path(losses), read_plan(Path(canaries))
+        self._pictures = read_pictures(self.place) if is_of_pictures(self.place) else None
+        self._documents = read_documents(self.place) if self._pictures is None else []
+        self.encoded: list[EncodedCanary] = []
+        self._prepare, self._batch_size, self._stop = prepare or unit_pictures, batch_size, stop
+        self._claim = {"claimed": epsilon, "delta": delta, "scope": scope}
+        self._coins = None if coins is None else self._of_these(Path(coins))
+        if stop and self._coins is None:
+            raise UserError("to stop a training, the coins must be at hand: give coins, the folder with coins.parquet")
+        content = digest_of(self._documents) if self._pictures is None else self._pictures.digest
+        self.recorded = Recorded(LOSSES.arrow.empty_table(), canaries=content)
+        self.result: CanaryResult | None = None  #: result of the test at the last look; None without coins.
+        self._acted = self._stops = False
+        if tokenizer is not None:
+            self.encode(tokenizer)
+
+    @property
+    def names(self) -> list[str]:
+        """Ids of the canaries."""
+        return [one.canary for one in self._documents] if self._pictures is None else list(self._pictures.canaries)
+
+    def encode(self, tokenizer: Any) -> None:
+        """Encode documents as a tokenizer's tokens; pictures need none."""
+        if self._documents and not self.encoded:
+            self.encoded = encode_canaries(self._documents, tokenizer)
+
+    def begin(self, model: nn.Module, step: int = BASE_STEP) -> None:
+        """Record the losses of the model before the training, or continue the file of a training that resumes at a step."""
+        if step == BASE_STEP:
+            self._record(model, BASE_STEP)
+            return
+        if not self.file.exists():
+            warnings.warn(f"the training resumes without {self.file}: its earlier losses are missing", stacklevel=2)
+            return
+        found = read_losses(self.file)
+        if found.canaries not in ("", self.recorded.canaries):
+            raise UserError(f"{self.file} has losses of other canaries; name another file")
+        self.recorded = found
+        if self.recorded.stopped is not None:
+            warnings.warn(
+                f"this training was stopped by the test of its canaries at look {self.recorded.stopped}", stacklevel=2
+            )
+
+    def look(self, model: nn.Module, step: int, *, of: int | None = None, epoch: int | None = None) -> bool:
+        """Make the look that is due after an optimizer step, if one is; return whether the training is to stop.
+
+        Args:
+            model: the model in training.
+            step: number of optimizer steps so far.
+            of: number of optimizer steps of the whole training.
+            epoch: number of the epoch that has just ended; None within epochs. Needed for looks by epochs.
+        """
+        number = self._due(step, of, epoch)
+        if number is not None and self._is_new(number):
+            self._record(model, step, number)
+            self._test()
+        return self._stops
+
+    def end(self, model: nn.Module, step: int) -> None:
+        """Make the last look, at the trained model, which need not be that of the last step."""
+        if step == BASE_STEP:
+            return
+        is_new = self._is_new(self.plan.looks)
+        self._record(model, step, self.plan.looks if is_new else None)  # of a training that went on after its end, no look
+        if is_new:
+            self._test()
+
+    def _due(self, step: int, steps: int | None, epoch: int | None) -> int | None:
+        """Return the number of the look that is due; None if none is, as the last one is made at the end."""
+        if self.plan.every_epochs is not None:
+            number, rest = divmod(epoch or 0, self.plan.every_epochs)
+            return number if epoch and not rest and number < self.plan.looks else None
+        if steps is None:
+            raise UserError(
+                "looks are spaced over the training, so give its number of optimizer steps, as in look(..., of=900)"
+            )
+        return next((look for look in range(1, self.plan.looks) if self.plan.step_of(look, steps) == step), None)
+
+    def _is_new(self, number: int) -> bool:
+        """Return whether a look was not made before; of a look that is passed again after a resume, the first one counts."""
+        if number not in self.recorded.looks:
+            return True
+        if number not in self.recorded.repeated:
+            self._keep(replace(self.recorded, repeated=(*self.recorded.repeated, number)))
+        return False
+
+    def _record(self, model: nn.Module, step: int, look: int | None = None) -> None:
+        """Measure the losses of the model; all processes do, as the shards of a model need all, and the first one writes."""
+        rest = self.recorded.table.filter(pc.not_equal(self.recorded.table["step"], step))
+        table = pa.concat_tables([rest, self._measured(model, step)])
+        looks = dict(self.recorded.looks) | ({} if look is None else {look: step})
+        self._keep(replace(self.recorded, table=table, looks=looks))
+
+    def _measured(self, model: nn.Module, step: int) -> pa.Table:
+        if self._pictures is not None:
+            return measure_pictures(model, self._pictures, self._prepare, step=step, batch_size=self._batch_size)
+        if not self.encoded:
+            raise UserError("give the model's tokenizer, as in CanaryAudit(..., tokenizer=tokenizer)")
+        return measure_losses(model, self.encoded, step=step, batch_size=self._batch_size)
+
+    def _keep(self, recorded: Recorded) -> None:
+        self.recorded = recorded
+        if _is_first_process():
+            replace_losses(self.file, recorded)
+
+    def _test(self) -> None:
+        """Test the looks so far, if the coins are at hand, and act on a test that stops or a claim that is refuted."""
+        if self._coins is None:
+            return
+        found = False
+        if _is_first_process():
+            self.result = self._judged(self._coins)
+            found = self.result.looked.stopped is not None or self._is_refuted(self.result)
+        if _agreed(found) and not self._acted:
+            self._acted = True
+            self._act()
+
+    def _judged(self, coins: Coins) -> CanaryResult:
+        steps = self.recorded.looks
+        scores = score_canaries(self.recorded.table, coins.canaries, steps=set(steps.values())).values
+        return audit_canaries(
+            {look: scores[step] for look, step in steps.items()}, coins.inside, coins.plan, guesses=coins.guesses,
+            repeats=coins.repeats, seed=coins.seed, **self._claim,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def _is_refuted(self, result: CanaryResult) -> bool:
+        return result.claim is not None and result.claim.p_value <= self.plan.alpha
+
+    def _act(self) -> None:
+        said = self._said()
+        if callable(self._stop):
+            self._stops = _agreed(bool(self._stop(self.result)) if self.result is not None else False)
+        elif self._stop == "warn":
+            warnings.warn(said, stacklevel=4)
+        elif self._stop:
+            self._stops = True
+            warnings.warn(f"{said}; the training is stopped", stacklevel=4)
+        if self._stops:
+            self._keep(replace(self.recorded, stopped=max(self.recorded.looks)))
+
+    def _said(self) -> str:
+        if self.result is None:
+            return "the first process found that the training remembers its canaries, or is less private than claimed"
+        if self.result.looked.stopped is not None:
+            return (
+                f"look {self.result.looked.stopped} of {self.plan.looks}: the training remembers its canaries (p = "
+                f"{self.result.looked.p_value:.4g}, all planned looks allowed for)"
+            )
+        return f"the claim of epsilon {self._claim['claimed']:g} for one record is refuted at level {self.plan.alpha:g}"
+
+    def _of_these(self, folder: Path) -> Coins:
+        coins = coins_beside(folder, self.names)
+        if coins is None:
+            raise UserError(f"{folder} has no coins.parquet; give the folder that memlib canaries make wrote")
+        if coins.plan != self.plan:
+            raise UserError(f"the plan of the looks in {self.place} is not that of the coins; use the folder as it was made")
+        return coins
+
+
+def _is_first_process() -> bool:
+    return not _is_distributed() or torch.distributed.get_rank() == 0
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _agreed(found: bool) -> bool:
+    """Return what the first process found, in every process: if only some stopped, the others would wait for them forever."""
+    if not _is_distributed():
+        return found
+    said = [found]
+    torch.distributed.broadcast_object_list(said, src=0)
+    return said[0]
