@@ -30,6 +30,7 @@ SETS = frozenset(
 )  # fmt: skip
 """Names of folders that hold a side, in lower case."""
 NUMBERS = 3  # runs of digits of an id, from its start, that are features; the last run is one, too
+GAPS = 0.1  # share of numbers of files that may be left out
 DIGITS = 18  # of a run that are read, from its end, so that a number fits an integer
 BIGRAMS, WORDS = 16, 32  # columns to which pairs of characters of ids, and words of texts, are hashed
 MOST_CLASSES = 64  # most frequent classes with a column of their own
@@ -111,7 +112,42 @@ def owner_names(source: Source, ids: Sequence[str]) -> list[str] | None:
         return [name.rpartition("/")[0] for name in ids]
     if naming == "in parts":
         return [name.partition("/")[2] for name in ids]
-    return ["/".join(part for part in name.split("/") if part.lower() not in SETS) for name in ids]
+    names = ["/".join(part for part in name.split("/") if part.lower() not in SETS) for name in ids]
+    return [name.rpartition("/")[0] for name in names] if _only_number(ids) else names
+
+
+def _only_number(ids: Sequence[str]) -> bool:
+    """Return whether the last part of ids does no more than number the examples of each folder, beside the name of a side.
+
+    Such names were given after the sides were made, by whoever made the folders.
+
+    Example:
+        >>> _only_number(["train/cat/train1.png", "train/cat/train2.png", "val/cat/val1.png", "val/cat/val2.png"])
+        True
+        >>> _only_number(["train/cat/2019_1.png", "val/cat/2021_1.png"])
+        False
+    """
+    folders: dict[str, list[str]] = {}
+    for name in ids:
+        folder, _, last = name.rpartition("/")
+        folders.setdefault(folder, []).append(last.partition(".")[0])
+    if any(folder.partition("/")[0].lower() not in SETS for folder in folders):
+        return False  # the sides are not folders
+    stems = {_without_sides(_NUMBER.sub("", stem)) for found in folders.values() for stem in found}
+    return len(stems) == 1 and all(_counts_from_start(found) for found in folders.values())
+
+
+def _without_sides(stem: str) -> str:
+    return "".join(word for word in re.split(r"[^A-Za-z]+", stem) if word.lower() not in SETS)
+
+
+def _counts_from_start(stems: Sequence[str]) -> bool:
+    """Return whether names have one number each, which together count from 0 or 1 on, but for some that were left out."""
+    runs = [_NUMBER.findall(stem) for stem in stems]
+    if any(len(run) != 1 for run in runs):
+        return False
+    numbers = {int(run[0][-DIGITS:]) for run in runs}
+    return len(numbers) == len(runs) and max(numbers) <= (1 + GAPS) * len(runs) + 1
 
 
 def blind_features(index: pa.Table, examples: NDArray[Any] | None = None, *, names: Sequence[str] | None) -> BlindFeatures:

@@ -1,6 +1,7 @@
 """`memlib.look`: what people bring is understood, answered as far as no training to speak of is needed, and asked in full."""
 
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,11 @@ from memlib.running.api import run
 from memlib.runs.run import Run
 from memlib.store.permissions import PRIVATE, make_folder, write_file
 
-REMEDY = "if ids are no more than numbers of rows or names of files, leave their column out"
+REMEDIES = {
+    "most by ids": "if ids, or names of files, are no more than numbers that were given afterwards, leave them out",
+    "independent coins": "say --drawn fixed if a fixed number of each class, or person, was held out at random",
+}
+REMEDY = "bring only examples among which chance alone decided, or say --drawn unknown"
 BROUGHT = ("members", "nonmembers")
 MINUTE = 60.0
 HOW = {
@@ -130,9 +135,14 @@ def look_at(
     started = time.process_time()
     finished = None
     if found.quick is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the page has them
-            finished = run(found.quick, store=store, quiet=quiet)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # the page has them
+                finished = run(found.quick, store=store, quiet=quiet)
+        except UserError:  # nothing is left of a mistake
+            if found.files:
+                shutil.rmtree(_beside(place, name), ignore_errors=True)
+            raise
     seconds = time.process_time() - started
     recipe = found.full or found.quick
     written_to = None if recipe is None else place / f"{name}.yaml"
@@ -145,7 +155,8 @@ def _advice(found: Asked, finished: Run | None, recipe: Path | None, seconds: fl
     """Yield what to do next: declare the draw, open the page, run the full audit."""
     if finished is not None and finished.verdict.word == DESCRIPTIVE and "target" in finished.recipe:
         if finished.recipe["target"]["drawn"] != "unknown":
-            yield f"{finished.verdict.explanation.partition('. ')[0]}; {REMEDY}"
+            why = finished.verdict.explanation.partition(". ")[0]
+            yield f"{why}; {next((one for sign, one in REMEDIES.items() if sign in why), REMEDY)}"
         else:
             yield (
                 "nothing was tested, as it is not said how the members were chosen: add --drawn fixed if a part of each "

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from memlib.errors import UserError
+from memlib.looking.texts import Documents, read_texts, with_texts
 from memlib.looking.things import (
     NO,
     YES,
@@ -20,7 +21,6 @@ from memlib.looking.things import (
     is_telling,
     members_first,
     read_columns,
-    read_texts,
     towards_others,
     written,
 )
@@ -75,11 +75,12 @@ def asked(things: Sequence[Thing], said: Said, folder: str) -> Asked:
     Raises:
         UserError: when the things do not belong together, or something is missing that only the user knows.
     """
-    things = _with_outputs(things, said)
+    _refuse_several(things)
+    things = with_texts(_with_outputs(things, said))
     tables = _of(things, "table", "outputs", "scores")
     if exported := _of(things, "exported"):
         return _of_embeddings(exported[0], things)
-    if _of(things, "language") or (_of(things, "texts") and not tables):
+    if _of(things, "language", "adapter") or (_of(things, "texts") and not tables):
         return _of_texts(things, said, folder)
     if _of(things, "images"):
         return _of_images(things, said)
@@ -90,6 +91,15 @@ def asked(things: Sequence[Thing], said: Said, folder: str) -> Asked:
     if tables:
         return _of_tables(_of(things, "table"), things, said, folder)
     return _lacking(things)
+
+
+def _refuse_several(things: Sequence[Thing]) -> None:
+    """Refuse several models of one kind, of which one would be passed over."""
+    for kinds in (("weights", "classifier", "estimator"), ("factory", "classifier"), ("adapter",)):
+        if len(found := _of(things, *kinds)) > 1:
+            raise UserError(f"{found[0].path} and {found[1].path} are two models; bring the one that is to be audited")
+    if len(found := _of(things, "language")) > 2:
+        raise UserError(f"{len(found)} language models; bring the model, and the one from which it was fine-tuned, if any")
 
 
 def _with_outputs(things: Sequence[Thing], said: Said) -> list[Thing]:
@@ -335,7 +345,7 @@ def _of_tables(tables: Sequence[Thing], things: Sequence[Thing], said: Said, fol
     rows = [_columns(one).rows for one in sides]
     share = _share(rows[0], sum(rows)) if len(rows) == 2 else 0.5
     more = {"share": share, **({"model": model} if model else {}), **_split_of(columns, folder)}
-    data = {"source": source}
+    data = {"source": source, "unreadable": "leave_out"}
     return Asked(
         "Who was in the training set of the model?",
         _membership(said, data, target, QUICK, score=BESIDE, **more),
@@ -470,7 +480,7 @@ def _of_images(things: Sequence[Thing], said: Said) -> Asked:
     counts = [count for one in folders for count in one.counts.values()]
     share = _share(_inside(folders), sum(counts)) if not lists else 0.5
     target: Recipe = {"members": members, "trained": {"model": "", "weights": None}}
-    data = {"source": source}
+    data = {"source": source, "unreadable": "leave_out"}
     return Asked(
         "Who was in the training set of the model?",
         _membership(said, data, target, 0, score=WITHOUT),
@@ -525,6 +535,7 @@ def _of_embeddings(exported: Thing, things: Sequence[Thing]) -> Asked:
         )
     path = Path(exported.path) / "recipe.yaml"
     recipe = inherited({}, read_yaml(path.read_text(encoding="utf-8"), str(path)), str(path))
+    recipe = {name: value for name, value in recipe.items() if name not in ("training", "model")}
     recipe["encoders"] = [
         {name: {"kind": "embeddings", "path": one.path} for name, one in zip("ab", embeddings, strict=False)}
     ]
@@ -541,41 +552,79 @@ def _of_embeddings(exported: Thing, things: Sequence[Thing]) -> Asked:
 
 def _of_texts(things: Sequence[Thing], said: Said, folder: str) -> Asked:
     """Ask which documents were in the training text of a language model."""
-    models, texts = _of(things, "language"), _of(things, "texts")
+    models, texts, adapter = _of(things, "language"), _of(things, "texts"), _of(things, "adapter")
     if not texts:
         return _lacking(things)
+    if len(texts) > 2:
+        raise UserError(f"{len(texts)} files of texts; bring one with a column member, or one of members and one of others")
+    if len(texts) == 2 and Path(texts[0].path).resolve() == Path(texts[1].path).resolve():
+        raise UserError(f"{texts[0].path} is named twice; name the texts that the model was not trained on as well")
+    if adapter and len(models) != 1:
+        raise UserError(f"{adapter[0].path} is an adapter: bring the folder of the one model that it was trained for, too")
     sides = members_first(texts) if len(texts) == 2 else texts
-    has_members = len(sides) == 2 or (sides[0].columns is not None and sides[0].columns.member is not None)
+    read = [read_texts(one) for one in sides]
+    has_members = len(sides) == 2 or bool(read[0].members)
     if not models or not has_members:
         lacks = "the model" if has_members else "texts like these that it was not trained on, as a second file"
         return Asked(
             f"For a model of yours, bring {lacks} as well; of the texts alone it can be asked which secrets a fine-tune on "
             "them would give away: memlib init --for fine-tuning"
         )
-    if len(sides) > 2 or len(models) > 2:
-        raise UserError(
-            "bring one or two files of texts, the model, and the one from which it was fine-tuned, if there is one"
-        )
-    documents, members = [], []
-    for place, one in enumerate(sides):
-        found, listed = read_texts(one)
-        documents += found
-        members += [place == 0] * len(found) if len(sides) == 2 else listed
+    documents, members, persons, remarks = _documents(sides, read, models[0].path)
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents)
-    table = {"example_id": [f"document {number:08d}" for number in range(len(documents))],
-             "member": ["yes" if one else "no" for one in members]}  # fmt: skip
-    target, base = models[0], models[-1]
-    attacks = [*(["ratio"] if base is not target else []), *OF_TEXTS]
+    names = [f"document {number:08d}" for number in range(len(documents))]
+    table = {"example_id": names, "member": ["yes" if one else "no" for one in members]}
+    target: Recipe = {"kind": "huggingface", "path": models[0].path}
+    base = models[-1]
+    if adapter:
+        target["adapter"] = adapter[0].path
+    compared = bool(adapter) or base is not models[0]
+    attacks = [*(["ratio"] if compared else []), *OF_TEXTS]
+    split = {"split": {"group": {"path": f"{folder}/{PERSONS_FILE}"}}} if persons else {}
     quick = _membership(
         said,
         {"source": {"kind": "jsonl", "path": f"{folder}/{DOCUMENTS}", "field": "text"}, "unit": "token", "window": 128},
-        {"trained": {"kind": "huggingface", "path": target.path}, "members": f"{folder}/{LIST}"},
-        0, model={"kind": "huggingface", "path": base.path}, score={"attacks": attacks, "headline": attacks[0]},
+        {"trained": target, "members": f"{folder}/{LIST}"},
+        0, model={"kind": "huggingface", "path": base.path}, score={"attacks": attacks, "headline": attacks[0]}, **split,
     )  # fmt: skip
-    remarks = [f"{sides[0].path} holds the members, {sides[1].path} the non-members"] if len(sides) == 2 else []
-    if base is not target:
-        remarks.append(f"{target.name} is compared with {base.name}, from which it was fine-tuned")
+    if compared:
+        name = adapter[0].name if adapter else models[0].name
+        remarks.append(f"{name} is compared with {base.name}, from which it was fine-tuned if they were named in this order")
+    files = {DOCUMENTS: lines.encode(), LIST: written(table)}
+    files |= {PERSONS_FILE: written({"example_id": names, "person": persons})} if persons else {}
     return Asked(
-        "Which documents were in the training text of the model?", quick, name="documents",
-        files={DOCUMENTS: lines.encode(), LIST: written(table)}, remarks=tuple(remarks),
-    )  # fmt: skip
+        "Which documents were in the training text of the model?",
+        quick,
+        name="documents",
+        files=files,
+        remarks=tuple(remarks),
+    )
+
+
+def _documents(
+    sides: Sequence[Thing], read: Sequence[Documents], model: str
+) -> tuple[list[str], list[bool], list[str], list[str]]:
+    """Return documents, whether each is a member, its person (empty: unknown), and remarks.
+
+    Texts that are on both sides tell nothing of the model, and are left out.
+    """
+    texts = [text for one in read for text in one.rendered(model)]
+    members = [place == 0 for place, one in enumerate(read) for _ in one.texts] if len(sides) == 2 else list(read[0].members)
+    persons = [person for one in read for person in one.persons]
+    persons = persons if len(persons) == len(texts) else []
+    inside, outside = ({text for text, one in zip(texts, members, strict=True) if one is side} for side in (True, False))
+    kept = [place for place, text in enumerate(texts) if not (text in inside and text in outside)]
+    remarks = [f"{sides[0].path} holds the members, {sides[1].path} the non-members"] if len(sides) == 2 else []
+    counts = [sum(members[place] is side for place in kept) for side in (True, False)]
+    remarks.append(f"{counts[0]:,} members and {counts[1]:,} non-members, one a {read[0].unit}")
+    if len(kept) < len(texts):
+        remarks.append(f"{len(texts) - len(kept):,} documents are on both sides, and are left out")
+    if persons:
+        both = {persons[place] for place in kept if members[place]} & {persons[place] for place in kept if not members[place]}
+        if both:
+            raise UserError(
+                f"{sides[0].path}: {len(both):,} persons, such as {sorted(both)[0]!r}, have documents of members and of "
+                "non-members, but a person is drawn as a whole; leave the column out if documents were drawn one by one"
+            )
+    chosen = [texts[place] for place in kept]
+    return chosen, [members[place] for place in kept], [persons[place] for place in kept] if persons else [], remarks

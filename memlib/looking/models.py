@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from memlib.data.examples import UnreadableImage
@@ -17,6 +19,7 @@ from memlib.errors import UserError
 from memlib.looking.asking import FOREST, IN_ORDER, OUTPUTS, Asked, Recipe, source_ids
 from memlib.looking.things import Thing, is_of_others, members_first, written
 from memlib.models.external.estimator_files import read_estimator
+from memlib.pipeline import user_code
 from memlib.specs import ExternalClassifierSpec, ImageFolderSource
 
 if TYPE_CHECKING:
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 
 SIDES_TRIED = (32, 28, 64, 96, 128, 160, 192, 224, 256)  # px
 SCALES = ("unit", "imagenet", "raw")
+NO_CLASSES = 1237  # a number that no other part of an architecture has
+FIRST, NEAR = 24, 0.2  # images by which most sides are passed over, and share of right answers by which they must be worse
 TRIED = 96  # images that the model was not trained on, by which its inputs are found
+CHANCE = 0.01  # probability with which guessing would look like an answer
 STEPS = 3  # answers that cost as much as a step of training
 CLEAR = 0.02  # share of right answers by which another size or scale must do better than the first one that fits
 
@@ -66,7 +72,18 @@ def with_network(asked: Asked, things: Sequence[Thing]) -> Asked:
     share, epochs = asked.full["shadows"]["share"], asked.full["training"]["epochs"]
     seconds = STEPS * found.seconds * images * share * epochs * asked.full["shadows"]["count"]
     remarks.append(said + "images that it was not trained on")
+    if _is_guessing(found, len(folders[0].classes)):
+        remarks.append(
+            "CAUTION: with no side and scale is it better than guessing: check the order of the classes, the weights, and "
+            "how images are prepared"
+        )
     return replace(asked, remarks=(*asked.remarks, *remarks), seconds=seconds, **filled)  # type: ignore[arg-type]
+
+
+def _is_guessing(found: Inputs, classes: int) -> bool:
+    """Return whether guessing would be right as often with the best of all sides and scales."""
+    p = float(scipy.stats.binom.sf(round(found.right * found.count) - 1, found.count, 1 / classes))
+    return p * len(SIDES_TRIED) * len(SCALES) > CHANCE
 
 
 def _filled(recipe: Recipe, data: Recipe, trained: Recipe) -> Recipe:
@@ -84,12 +101,13 @@ def _network(things: Sequence[Thing], num_classes: int) -> tuple[ExternalClassif
     folder = next((one.path for one in things if one.kind == "classifier"), None)
     remarks: list[str] = []
     if folder is not None:
-        spec = ExternalClassifierSpec(model=folder)
+        spec = ExternalClassifierSpec(model=folder if "/" in folder else f"./{folder}")
     elif factory is not None:
         spec = ExternalClassifierSpec(model=factory, weights=weights, version=None if weights else "1")
     else:
         assert weights is not None
         name, classes = architecture_of(weights)
+        user_code.allow(["torchvision.models"])  # which the weights name, and nobody else
         spec = ExternalClassifierSpec(model=f"torchvision.models:{name}", weights=weights, options={"num_classes": classes})
         remarks.append(f"the weights are of torchvision's {name} with {classes} classes")
     return spec, load_external(spec, spec.weights), remarks
@@ -107,14 +125,14 @@ def architecture_of(weights: str) -> tuple[str, int]:
     from memlib.models.weights import states_in
 
     states = [_plain(state) for state in states_in(weights).values()]
-    last = {name: value for state in states for name, value in state.items() if value.dim() >= 2}
-    classes = int(list(last.values())[-1].shape[0]) if last else 0
     for name in torchvision.models.list_models(module=torchvision.models):
-        with contextlib.suppress(TypeError, ValueError), torch.device("meta"):
-            keys = torchvision.models.get_model(name, weights=None, num_classes=classes).state_dict()
-            if any(_is_of(state, keys) for state in states):
-                return name, classes
-    names = ", ".join(list(last)[:3])
+        with warnings.catch_warnings(), contextlib.suppress(TypeError, ValueError, RuntimeError), torch.device("meta"):
+            warnings.simplefilter("ignore")
+            keys = torchvision.models.get_model(name, weights=None, num_classes=NO_CLASSES).state_dict()
+            for state in states:
+                if (classes := _classes_of(state, keys)) is not None:
+                    return name, classes
+    names = ", ".join([name for state in states for name, value in state.items() if value.dim() >= 2][:3])
     raise UserError(
         f"{weights} holds the weights of a network that is none of torchvision's ({names}, ...): name the function that "
         "builds it, too, as in nets:build for a function build in nets.py"
@@ -130,8 +148,21 @@ def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(state)
 
 
-def _is_of(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
-    return state.keys() == wanted.keys() and all(state[name].shape == value.shape for name, value in wanted.items())
+def _classes_of(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> int | None:
+    """Return the number of classes of weights, if they are those of an architecture; None if they are not.
+
+    Args:
+        wanted: weights of the architecture with `NO_CLASSES` classes, in its own order, of which the last is the head's.
+    """
+    if state.keys() != wanted.keys():
+        return None
+    heads = {name for name, value in wanted.items() if value.dim() and value.shape[0] == NO_CLASSES}
+    counts = {int(state[name].shape[0]) for name in heads if state[name].dim()}
+    is_equal = all(
+        state[name].shape == value.shape or (name in heads and state[name].shape[1:] == value.shape[1:])
+        for name, value in wanted.items()
+    )
+    return counts.pop() if is_equal and len(counts) == 1 else None
 
 
 def inputs_of(
@@ -148,24 +179,41 @@ def inputs_of(
     """
     channels = _channels(network)
     native = int(np.median([min(picture.size) for picture in pictures]))
-    best: Inputs | None = None
-    problem = ""
+    problem, first = "", {}
     for side in dict.fromkeys((native, *SIDES_TRIED)):
-        images = _stored(pictures, side, channels)
         for scale in SCALES if channels == 3 else ("unit", "raw"):
-            started = time.process_time()
             try:
-                right = _right(network, trained.model_copy(update={"inputs": scale}), images, labels)
+                first[side, scale] = _tried(network, trained, pictures[:FIRST], labels[:FIRST], side, channels, scale)
             except (UserError, RuntimeError, ValueError) as error:
                 problem = (str(error).splitlines() or [""])[0]
                 break
-            if best is None or right > best.right + CLEAR:
-                seconds = (time.process_time() - started) / len(labels)
-                best = Inputs(side, channels, scale, right, len(labels), seconds)
+    most = max((one.right for one in first.values()), default=0.0)
+    best: Inputs | None = None
+    for (side, scale), one in first.items():
+        if one.right >= most - NEAR:
+            found = _tried(network, trained, pictures, labels, side, channels, scale)
+            if best is None or found.right > best.right + CLEAR:
+                best = found
     if best is None:
         sizes = ", ".join(map(str, dict.fromkeys((native, *SIDES_TRIED))))
         raise UserError(f"{trained.model} takes images of none of the sides {sizes} px ({problem}); see data.image_size")
     return best
+
+
+def _tried(
+    network: nn.Module,
+    trained: ExternalClassifierSpec,
+    pictures: Sequence[Any],
+    labels: NDArray[np.int64],
+    side: int,
+    channels: int,
+    scale: str,
+) -> Inputs:
+    """Return inputs of one kind, with the share of images on which the network is right."""
+    started = time.process_time()
+    images = _stored(pictures, side, channels)
+    right = _right(network, trained.model_copy(update={"inputs": scale}), images, labels)
+    return Inputs(side, channels, scale, right, len(labels), (time.process_time() - started) / len(labels))
 
 
 def _right(

@@ -25,10 +25,11 @@ from memlib.specs.observing import NAMED
 
 ThingKind = Literal[
     "images", "table", "scores", "outputs", "members", "embeddings", "texts", "weights", "estimator", "classifier",
-    "language", "encoder", "factory", "exported",
+    "language", "adapter", "encoder", "factory", "exported",
 ]  # fmt: skip
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".csv.xz", ".csv.gz", ".csv.bz2")
-TEXTS = (".txt", ".mbox", ".eml")
+TEXTS = (".txt", ".md")
+MAIL = (".mbox", ".eml")
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 PICKLES = (".joblib", ".pkl", ".pickle")
 XGBOOST = (".ubj", ".json")
@@ -39,7 +40,8 @@ NO = frozenset({"no", "false", "0", "out", "nonmember", "non-member", "non_membe
                 "holdout", "held_out", "heldout", "unseen"})  # fmt: skip
 IDS = ("example_id", "id", "record_id", "row_id", "uid", "uuid", "image", "file", "filename")
 PERSONS = ("person", "person_id", "patient", "patient_id", "subject", "subject_id", "user", "user_id", "customer",
-           "customer_id", "client", "client_id", "participant", "participant_id", "employee", "employee_id")  # fmt: skip
+           "customer_id", "client", "client_id", "participant", "participant_id", "employee", "employee_id", "author",
+           "author_id", "writer", "speaker", "sender")  # fmt: skip
 LABELS = ("label", "labels", "target", "y", "class", "outcome", "diagnosis", "income", "category", "species")
 TOWARDS_OTHERS = ("loss", "nll", "neg_log", "negative_log", "perplexity", "ppl", "distance", "entropy", "error", "surprise",
                   "mse", "anomaly", "outlier")  # fmt: skip
@@ -120,6 +122,8 @@ def looked_at(path: str) -> Thing:
         if re.fullmatch(NAMED, path) and ":" in path and "/" not in path:
             return Thing("factory", path, "a function that builds a model")
         raise UserError(f"there is no file or folder {path}; a function that builds a model is named package.module:function")
+    if low.endswith((".jsonl", ".ndjson")) and (found := _chats(path)) is not None:
+        return found
     if low.endswith(TABLES):
         return _table(path)
     if low.endswith(ARRAYS):
@@ -130,6 +134,8 @@ def looked_at(path: str) -> Thing:
         return Thing("estimator", path, "a fitted classifier of points")
     if low.endswith(TEXTS):
         return Thing("texts", path, "text")
+    if low.endswith(MAIL):
+        raise UserError(f"{path} is mail, at which look does not look: write a recipe with data.source of kind mail")
     if low.endswith(".py"):
         raise UserError(f"{path} is code: name the function that builds the model, as in {_factory_in(place)}")
     raise UserError(
@@ -172,14 +178,22 @@ def _folder(path: str, place: Path) -> Thing:
     config = place / "config.json"
     if config.is_file():
         return _of_transformers(path, config)
+    if (place / "adapter_config.json").is_file():
+        return Thing("adapter", path, "a LoRA adapter of a language model")
     try:
-        names = [found for found in islice(place.rglob("*"), MOST_FILES) if found.is_file() and found.name[0] != "."]
+        every = (found for found in islice(place.rglob("*"), MOST_FILES) if found.is_file())
+        names = [found for found in every if not any(part[0] == "." for part in found.relative_to(place).parts)]
     except OSError as error:
         raise UserError(f"cannot look through {path} ({error.strerror or error})") from error
     if any(found.suffix.lower() in IMAGE_SUFFIXES for found in names):
         return _images(path)
-    if any(found.suffix.lower() in (*TEXTS, ".jsonl", ".md") for found in names):
-        return Thing("texts", path, f"{len(names):,} files of text")
+    if any(found.suffix.lower() in MAIL for found in names):
+        raise UserError(f"{path} holds mail, at which look does not look: write a recipe with data.source of kind mail")
+    if any(found.suffix.lower() in (*TEXTS, ".jsonl") for found in names):
+        parts = sorted({found.relative_to(place).parts[0] for found in names})
+        sides = {side_of(part) for part in parts}
+        where = f" in {' and '.join(parts)}" if sides == {"members", "others"} else ""
+        return Thing("texts", path, f"{len(names):,} files of text{where}", parts=tuple(parts) if where else ())
     raise UserError(f"{path} holds neither images in class folders nor texts nor a transformers model (config.json)")
 
 
@@ -203,10 +217,32 @@ def _images(path: str) -> Thing:
         raise UserError(f"{path} holds images, but not in class folders ({error})") from error
     ids = [name for name, _ in source._items]
     parts = tuple(source._parts)
+    sides = {name: side_of(name) for name in source.class_names}
+    if not parts and set(sides.values()) == {"members", "others"}:
+        raise UserError(
+            f"{path}: {' and '.join(sides)} look like the sides of one data set, but their class folders differ "
+            f"({_unlike(ids, list(sides))}): give each the same class folders, or bring them as two folders"
+        )
     counts = {part: sum(name.startswith(f"{part}/") for name in ids) for part in parts} or {"": len(ids)}
     where = " and ".join(f"{part} ({count:,})" for part, count in counts.items()) if parts else "class folders"
     said = f"{len(ids):,} images of {len(source.class_names)} classes in {where}"
     return Thing("images", path, said, parts=parts, classes=tuple(source.class_names), counts=counts)
+
+
+def _unlike(ids: Sequence[str], sides: Sequence[str]) -> str:
+    """Return the class folders that are not on all sides."""
+    classes = {
+        side: {name.split("/")[1] for name in ids if name.startswith(f"{side}/") and name.count("/") > 1} for side in sides
+    }
+    every = set().union(*classes.values())
+    lacking = [f"{side} has no {name}" for side in sides for name in sorted(every - classes[side])]
+    return ", ".join(lacking[:3]) or "they have none"
+
+
+def _chats(path: str) -> Thing | None:
+    from memlib.looking.texts import chats_in
+
+    return chats_in(path)
 
 
 def _factory_in(place: Path) -> str:
@@ -442,29 +478,6 @@ def _probabilities(table: pa.Table, numbers: Sequence[str], classes: set[str]) -
 def read_columns(path: str, columns: Columns) -> pa.Table:
     """Return the columns of a table, with numbers where all values of a column are."""
     return _read(path, columns).table
-
-
-def read_texts(thing: Thing) -> tuple[list[str], list[bool]]:
-    """Return the documents of a thing, and whether each is a member where a column of its table says so.
-
-    A table has a document per row, a folder one per file, and other text one per passage between blank lines.
-
-    Raises:
-        UserError: when a text cannot be read.
-    """
-    if thing.columns is not None and thing.columns.text is not None:
-        part, member = read_columns(thing.path, thing.columns), thing.columns.member
-        texts = [str(value or "") for value in part[thing.columns.text].to_pylist()]
-        return texts, [] if member is None else [str(one).strip().lower() in YES for one in part[member].to_pylist()]
-    place = Path(thing.path).expanduser()
-    files = [place] if place.is_file() else sorted(one for one in place.rglob("*") if one.is_file() and one.name[0] != ".")
-    try:
-        found = [file.read_text(encoding="utf-8") for file in files]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the texts of {thing.path} ({type(error).__name__}); save them in UTF-8") from error
-    if place.is_dir():
-        return found, []
-    return [one.strip() for one in re.split(r"\n\s*\n", found[0]) if one.strip()], []
 
 
 def written(table: Mapping[str, Sequence[Any]]) -> bytes:

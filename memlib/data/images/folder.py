@@ -48,7 +48,10 @@ IMAGE_SUFFIXES = {
     ".dcm",
 }  # fmt: skip
 BESIDE = {".xml", ".txt", ".json", ".csv", ".tsv", ".md", ".yaml", ".yml", ".html", ".ini", ".db"}  # that describe images
-PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}
+PARTS = {
+    "train", "training", "val", "valid", "validation", "test", "testing", "members", "nonmembers", "non_members", "seen",
+    "unseen", "holdout", "held_out",
+}  # fmt: skip
 MASKS = {"masks", "segmentationclass", "segmentationobject"}
 LAYOUTS = {"images", "jpegimages", "labels", *MASKS}
 """Names of folders, in lower case, that belong to the layout of an annotated data set and are no classes."""
@@ -154,7 +157,7 @@ class ImageFolder(_Folder):
             self.remarks.append(f"boxes: none, although there are {beside}")
 
     def _class_of(self, name: str) -> str:
-        return name.split("/")[1 if self._parts else 0]
+        return _composed(name.split("/")[1]) if self._parts else name.split("/")[0]
 
     def content_digest(self) -> str:
         """Return a digest of the images and boxes that are used, and of the layout if earlier versions read it otherwise."""
@@ -305,7 +308,7 @@ def parts_of(images: Sequence[str]) -> tuple[str, ...]:
     classes: dict[str, set[str]] = {}
     for name in images:
         part, *rest = name.split("/")
-        classes.setdefault(part, set()).update(rest[:1] if len(rest) > 1 else ())
+        classes.setdefault(part, set()).update(map(_composed, rest[:1]) if len(rest) > 1 else ())
     if len(classes) < 2 or not all(part.lower().rstrip("0123456789_-") in PARTS for part in classes):
         return ()
     most = max(classes.values(), key=len)

@@ -86,7 +86,7 @@ def test_canaries_audit_prints_the_manifest_as_json(tmp_path: Path, capsys: pyte
     assert (params["looks"], params["made"], params["inserted"]) == (5, 1, read_coins(Path(folder)).inside.sum())
 
 
-def test_canaries_audit_describes_a_step_that_is_no_look(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_canaries_audit_describes_a_step_outside_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = made(tmp_path)
     file = losses(folder, tmp_path / "l.parquet", 20)
     capsys.readouterr()

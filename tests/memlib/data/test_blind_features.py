@@ -286,7 +286,9 @@ PATHS = [f"{side}/{name}/{number:03d}.png" for number in range(4) for side, name
         ),
         ({"kind": "npz", "path": "a.npz"}, ["train_images-0000001"], None),
         ({"kind": "digits"}, ["digit-0001"], None),
-        ({"kind": "image_folder", "path": "a"}, PATHS[:2], ["a/000.png", "b/000.png"]),
+        ({"kind": "image_folder", "path": "a"}, PATHS, [path.split("/")[1] for path in PATHS]),  # numbered in each part
+        ({"kind": "image_folder", "path": "a"}, ["train/a/000.png", "val/b/007.png"], ["a/000.png", "b/007.png"]),
+        ({"kind": "image_folder", "path": "a"}, ["a/000.png", "a/001.png"], ["a/000.png", "a/001.png"]),
         ({"kind": "image_folder", "path": "a"}, ["ward_3/a/x.png"], ["ward_3/a/x.png"]),
         (
             {"kind": "joined", "parts": {"in": {"source": {"kind": "image_folder", "path": "a"}}}},

@@ -95,7 +95,7 @@ def test_a_step_that_is_chosen_afterwards_is_described() -> None:
     assert [*memlib.audits.AUDITS["canaries"].limits(Recipe.model_validate(run.record.recipe))]  # type: ignore[attr-defined]
 
 
-def test_missed_looks_spend_their_share_and_a_training_that_was_killed_says_so() -> None:
+def test_missed_looks_spend_their_share_and_a_killed_training_is_named_so() -> None:
     saved(looks=4, made=(1, 3), gain=0.0)
     run = audited()
     assert run.verdict.word == "inconclusive"

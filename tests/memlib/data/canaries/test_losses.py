@@ -90,7 +90,7 @@ def test_losses_are_written_privately_and_read_back_with_their_looks(tmp_path: P
     assert [one.name for one in tmp_path.iterdir()] == ["l.parquet"]
 
 
-def test_without_looks_the_last_step_is_the_last_look_and_the_base_model_is_none() -> None:
+def test_files_without_looks_have_their_last_step_as_the_last_look() -> None:
     assert Recorded(table(BASE + MIDDLE + LAST)).looks_in(Plan(looks=4)) == {4: 9}
     assert Recorded(table(BASE)).looks_in(Plan()) == {}
     assert Recorded(table(BASE + LAST), {1: 9, 7: 8}).looks_in(Plan(looks=2)) == {1: 9}  # a look of no plan is none
