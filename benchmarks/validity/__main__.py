@@ -27,6 +27,7 @@ MODULES = (
     "declared",
     "dossier",
     "look",
+    "canaries",
 )
 
 

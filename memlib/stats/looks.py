@@ -18,6 +18,7 @@ from memlib.stats.coins import ranks_within, statistics
 
 Spending = Literal["late", "equal", "last_half"]
 Statistic = Literal["auc and top", "auc"]
+SPENDINGS: tuple[Spending, ...] = ("late", "equal", "last_half")
 FEWEST_REDRAWS = 999
 SLACK = 1e-9  # of numbers of assignments that rounding makes smaller
 DECIMALS = 9  # of standardized statistics: what differs beyond is equal but for rounding

@@ -46,7 +46,7 @@ REDUCED: dict[str, dict[str, Any]] = {  # repetitions and sizes within a unit, w
         "declared.OF_EACH": 60, "declared.ON_A_SIDE": 20,
     },
     "sweep-trends": {"sweeps.SWEEPS": 20}, "stated-power": {"power.WORLDS": 4}, "deja-vu-designs": {"deja_vu.DESIGNED": 400}, "persons-views": {"persons.VIEW_DRAWS": 400}, "forgetting-forests": {"forests.FORESTS": 1}, "forgetting-innocent": {"forgetting.REDRAWS": 10},
-    "look": {"look.BATCH": 2},
+    "look": {"look.BATCH": 2}, "canaries-looks": {"canaries.BATCH": 4},
 }  # fmt: skip
 
 

@@ -79,7 +79,7 @@ def test_torchvisions_architectures_are_known_by_their_weights(name: str, kind: 
         assert architecture_of(path) == (name, 7)
 
 
-def test_weights_of_unknown_networks_are_refused_in_a_line() -> None:
+def test_unknown_networks_are_refused_in_a_line() -> None:
     torch.save({"trunk.weight": torch.zeros(3, 4)}, "w.pt")
     with pytest.raises(UserError, match=r"w.pt holds the weights of a network that is none of torchvision's \(trunk.weight"):
         architecture_of("w.pt")

@@ -8,11 +8,9 @@ from numpy.typing import NDArray
 
 from memlib.errors import UserError
 from memlib.stats.canaries import Plan
-from memlib.stats.looks import Spending, assignments, fewest_redraws, looked, shares, statistics_of
+from memlib.stats.looks import SPENDINGS, Spending, assignments, fewest_redraws, looked, shares, statistics_of
 from tests.assignments import assert_exact
 from tests.chance import most_of
-
-SPENDINGS: tuple[Spending, ...] = ("late", "equal", "last_half")
 
 
 def every_assignment(count: int = 8) -> NDArray[np.bool_]:
