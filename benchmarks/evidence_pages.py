@@ -34,7 +34,7 @@ PARTS = {  # beginnings of the names of parts of `make validity`, by page
     "forgetting": ("forgetting", "declared-data-sets"),
     "membership": ("membership", "declared-members", "declared-coins", "declared-documents", "look"),
     "exposure": ("exposure",),
-    "all": ("words", "gate", "sweep-trends", "stated-power", "dossier"),
+    "all": ("words", "gate", "sweep-trends", "stated-power", "dossier", "canaries"),
 }
 FRONT = "---\nnosearch: true\norphan: true\n---\n"  # a search for a common word should find what explains it
 FORMER = re.compile(r"\bbefore\b|unadjusted|pooled")  # rates of former rules, which stand beside today's

@@ -160,27 +160,26 @@ def judge_power(unit: str) -> Row:
 def report_power(rows: Sequence[Row]) -> Iterator[str]:
     """Report power by effect beside that of the last look alone, and the mean look of the stop."""
     yield f"{CANARIES} canaries, {LOOKS} looks, level {ALPHA:g}. The inserted ones are better known by a share of the standard deviation that grows evenly to the one named; trained: on the inserted pictures,"
-    yield f"beside {DATA} others, for {STEPS} steps. In parentheses: the mean look of the stop."
+    yield f"beside {DATA} others, for {STEPS} steps."
     yield ""
     cells = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         mine = [row for row in rows if row["kind"] == kind]
         count = sum(row["count"] for row in mine)
-        stops = []
-        for spending in SPENDINGS:
-            hits, at = (sum(row[name] for row in mine) for name in (spending, f"{spending} at"))
-            stops.append(f"{hits / count:.3f} ({at / hits:.1f})" if hits else "0.000")
+        found = [rate(sum(row[name] for row in mine), count) for name in ("last", *SPENDINGS)]
+        at = [sum(row[f"{name} at"] for row in mine) / max(1, sum(row[name] for row in mine)) for name in SPENDINGS]
         mean = sum(row["auc"] for row in mine) / count
         cells.append(
-            (
-                kind if kind == "trained" else f"{kind} sd",
-                str(count),
-                f"{mean:.3f}",
-                f"{sum(row['last'] for row in mine) / count:.3f}",
-                *stops,
-            )
+            (kind if kind == "trained" else f"{kind} sd", f"{mean:.3f}", *found, ", ".join(f"{look:.1f}" for look in at))
         )
-    yield from table(("plant", "trainings or tosses", "mean AUC", "last look alone", *SPENDINGS), cells)
+    headings = (
+        "plant",
+        "mean AUC",
+        "found by the last look alone",
+        *(f"found, spending {name}" for name in SPENDINGS),
+        "mean look of the stop",
+    )
+    yield from table(headings, cells)
 
 
 def judge_epsilon(unit: str) -> Row:

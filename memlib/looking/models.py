@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,24 +120,34 @@ def architecture_of(weights: str) -> tuple[str, int]:
     Raises:
         UserError: when there is none.
     """
-    import torch
     import torchvision
 
     from memlib.models.weights import states_in
 
     states = [_plain(state) for state in states_in(weights).values()]
+    shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in states]
     for name in torchvision.models.list_models(module=torchvision.models):
-        with warnings.catch_warnings(), contextlib.suppress(TypeError, ValueError, RuntimeError), torch.device("meta"):
-            warnings.simplefilter("ignore")
-            keys = torchvision.models.get_model(name, weights=None, num_classes=NO_CLASSES).state_dict()
-            for state in states:
-                if (classes := _classes_of(state, keys)) is not None:
-                    return name, classes
+        for found in shapes:
+            if (classes := _classes_of(found, _shapes_of(name))) is not None:
+                return name, classes
     names = ", ".join([name for state in states for name, value in state.items() if value.dim() >= 2][:3])
     raise UserError(
         f"{weights} holds the weights of a network that is none of torchvision's ({names}, ...): name the function that "
         "builds it, too, as in nets:build for a function build in nets.py"
     )
+
+
+@cache
+def _shapes_of(name: str) -> Mapping[str, tuple[int, ...]]:
+    """Return the shapes of the weights of an architecture of torchvision with `NO_CLASSES` classes; {} if none are known."""
+    import torch
+    import torchvision
+
+    with warnings.catch_warnings(), contextlib.suppress(TypeError, ValueError, RuntimeError), torch.device("meta"):
+        warnings.simplefilter("ignore")
+        state = torchvision.models.get_model(name, weights=None, num_classes=NO_CLASSES).state_dict()
+        return {key: tuple(value.shape) for key, value in state.items()}
+    return {}
 
 
 def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -148,19 +159,19 @@ def _plain(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(state)
 
 
-def _classes_of(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> int | None:
+def _classes_of(shapes: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> int | None:
     """Return the number of classes of weights, if they are those of an architecture; None if they are not.
 
     Args:
-        wanted: weights of the architecture with `NO_CLASSES` classes, in its own order, of which the last is the head's.
+        shapes: shapes of the weights by name.
+        wanted: those of the architecture with `NO_CLASSES` classes.
     """
-    if state.keys() != wanted.keys():
+    if shapes.keys() != wanted.keys():
         return None
-    heads = {name for name, value in wanted.items() if value.dim() and value.shape[0] == NO_CLASSES}
-    counts = {int(state[name].shape[0]) for name in heads if state[name].dim()}
+    heads = {name for name, shape in wanted.items() if shape[:1] == (NO_CLASSES,)}
+    counts = {shapes[name][0] for name in heads if shapes[name]}
     is_equal = all(
-        state[name].shape == value.shape or (name in heads and state[name].shape[1:] == value.shape[1:])
-        for name, value in wanted.items()
+        shapes[name] == shape or (name in heads and shapes[name][1:] == shape[1:]) for name, shape in wanted.items()
     )
     return counts.pop() if is_equal and len(counts) == 1 else None
 

@@ -34,7 +34,7 @@ from memlib.stats.canaries import CanaryResult, Plan, audit_canaries
 from memlib.stats.randomization import detectable
 from memlib.tables import CURVES, point
 
-BINS = 24
+MOST_PARTS, FEWEST_IN_PART = 10, 20  # of the curve of scores
 
 
 @dataclass(frozen=True)
@@ -173,17 +173,17 @@ def _by_look(found: Evidence) -> Iterator[Finding]:
 
 
 def curves(found: Evidence) -> pa.Table:
-    """Return the AUC by look, the largest p-value at which each look stops, and histograms of scores by coin."""
+    """Return the AUC by look, and the share of inserted canaries in parts of equal size by score, at the look that decides.
+
+    A part has twenty canaries or more: who has the losses would learn the coin of a canary that stood alone.
+    """
     rows = [
         point("auc_by_look", "AUC", {"step": found.looks[look]}, look, value) for look, value in found.result.aucs.items()
     ]
-    scores = found.final
-    known = scores[np.isfinite(scores)]
-    edges = np.histogram_bin_edges(known, BINS)
-    for name, chosen in (("inserted", found.coins.inside), ("left out", ~found.coins.inside)):
-        counts = np.histogram(scores[chosen & np.isfinite(scores)], edges)[0]
-        middles = (edges[:-1] + edges[1:]) / 2
-        rows += [point("scores_by_coin", name, {}, x, y) for x, y in zip(middles.tolist(), counts.tolist(), strict=True)]
+    order = np.argsort(np.nan_to_num(found.final, nan=-np.inf, neginf=-np.inf), kind="stable")
+    parts = np.array_split(found.coins.inside[order], min(MOST_PARTS, max(1, len(order) // FEWEST_IN_PART)))
+    for number, part in enumerate(parts):
+        rows.append(point("inserted_by_score", "inserted", {}, (number + 0.5) / len(parts), part.mean()))
     return pa.Table.from_pylist(rows, schema=CURVES.arrow)
 
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from memlib.audits.canaries.recipe import NOT_SHOWN, Recipe
 from memlib.findings import SHOWN, Finding, Findings
-from memlib.report.figures import REFERENCE, TARGET, new_figure, save_figure
+from memlib.report.figures import REFERENCE, TARGET, new_figure, percent_axis, save_figure
 from memlib.report.format import floored, format_interval, format_p, percent
 from memlib.report.page import Content, FigureView, Section, TableView, advice_of, facts_table, filled, meaning_of
 
@@ -103,19 +103,20 @@ def _looks(looks: pa.Table, points: Sequence[Mapping[str, Any]], folder: Path) -
 
 
 def _scores(points: Sequence[Mapping[str, Any]], folder: Path) -> Section:
-    drawn = [one for one in points if one["curve"] == "scores_by_coin"]
+    drawn = [one for one in points if one["curve"] == "inserted_by_score"]
     figure = new_figure()
     axes = figure.axes[0]
-    for name, colour in (("left out", REFERENCE), ("inserted", TARGET)):
-        own = [one for one in drawn if one["series"] == name]
-        axes.step([one["x"] for one in own], [one["y"] for one in own], where="mid", color=colour, label=name)
-    axes.set(xlabel="score in nats", ylabel="canaries")
-    axes.legend(frameon=False, fontsize=8)
-    caption = "Number of canaries (vertical) by score (horizontal), at the look that decides."
+    axes.bar([one["x"] for one in drawn], [one["y"] for one in drawn], width=0.9 / len(drawn), color=TARGET)
+    axes.axhline(0.5, color=REFERENCE, lw=0.8, ls="--")
+    axes.set(xlabel="canaries by score, the best known ones last", ylabel="inserted", xlim=(0, 1), ylim=(0, 1.02))
+    percent_axis(axes.xaxis)
+    percent_axis(axes.yaxis)
+    caption = "Share of inserted canaries (vertical) among parts of equal size by score (horizontal). Dashed: without memory."
     return Section(
-        "Scores of the canaries",
-        "Scores of inserted canaries lie further right if the training remembers them.",
-        FigureView(save_figure(figure, folder, "scores_by_coin"), caption, drawn),
+        "Inserted canaries by score",
+        "If the training remembers inserted canaries, most of those that it knows best were inserted. Shown at the look that "
+        "decides.",
+        FigureView(save_figure(figure, folder, "inserted_by_score"), caption, drawn),
     )
 
 

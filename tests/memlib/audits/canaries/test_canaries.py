@@ -44,7 +44,7 @@ def test_a_training_that_remembers_is_shown_with_its_looks_and_its_page_is_verif
     assert sum(row["share"] for row in units) == pytest.approx(1)
     assert f"the test stopped at look {head.params['stopped']} of 4" in run.verdict.explanation
     page = Path(str(run.report)).read_text()
-    for text in ("The looks", "Scores of the canaries", "Is the training as private as claimed?", "epsilon, at least"):
+    for text in ("The looks", "Inserted canaries by score", "Is the training as private as claimed?", "epsilon, at least"):
         assert text in page
     assert memlib.verify(run.id, store="store").problems == []
 
