@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from small_models import save_canaries
 
 import memlib
@@ -16,6 +18,7 @@ from memlib.data.canaries.losses import Recorded, read_losses, replace_losses
 from memlib.data.canaries.plan import COINS_FILE, PLAN_FILE, read_coins
 from memlib.errors import UserError
 from memlib.findings import Findings
+from memlib.running.verification import sign
 from memlib.runs.run import Run
 
 
@@ -182,3 +185,34 @@ def test_files_that_are_missing_or_of_other_canaries_are_refused() -> None:
         audited(losses="other.parquet")
     (Path("c") / ALL_FILE).unlink()
     assert audited().verdict.word in ("shown", "inconclusive")  # documents are not needed
+
+
+def test_a_run_is_a_row_of_a_dossier_and_fails_a_gate() -> None:
+    saved(gain=30.0)
+    run = audited()
+    dossier = memlib.run({"audit": "dossier", "subject": {"runs": [run.id]}}, store="store", quiet=True)
+    assert dossier.verdict.word == "shown"
+    assert "inserted canaries are more likely than those that were left out" in dossier.verdict.sentence
+    assert any(row.metric == "canary_auc" for row in Findings.of_run(dossier.record))
+    Path("policy.yaml").write_text("audits: [{audit: canaries, verdicts: [inconclusive], detectable: 0.9}]\n")
+    assert memlib.gate("policy.yaml", store="store").outcome == "failed"
+    saved_again = {"canaries": "d", "losses": "m.parquet"}
+    save_canaries(Path("d"), Path("m.parquet"), gain=0.0, count=300)
+    assert audited(**saved_again).verdict.word == "inconclusive"
+    assert memlib.gate("policy.yaml", store="store").outcome == "passed"
+
+
+def test_losses_that_were_edited_in_the_store_are_named_by_a_verification(tmp_path: Path) -> None:
+    saved()
+    run = audited()
+    key = Ed25519PrivateKey.generate()
+    (tmp_path / "key.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (tmp_path / "key.pem").chmod(0o600)
+    sign(run.store, run.id, tmp_path / "key.pem")
+    (file,) = [path for path in Path("store").rglob("losses.parquet") if "read_losses" in str(path)]
+    table = pq.read_table(file)
+    place = table.column_names.index("loss_sum")
+    file.chmod(0o600)
+    pq.write_table(table.set_column(place, "loss_sum", [np.asarray(table["loss_sum"]) + 1.0]), file)
+    problems = memlib.verify(run.id, store="store").problems
+    assert any("losses.parquet" in str(problem) for problem in problems)
