@@ -221,22 +221,24 @@ def _images(path: str) -> Thing:
     if not parts and set(sides.values()) == {"members", "others"}:
         raise UserError(
             f"{path}: {' and '.join(sides)} look like the sides of one data set, but their class folders differ "
-            f"({_unlike(ids, list(sides))}): give each the same class folders, or bring them as two folders"
+            f"({_unlike(ids, list(sides)) or 'there are none'}): give each the same ones, or bring them as two folders"
         )
     counts = {part: sum(name.startswith(f"{part}/") for name in ids) for part in parts} or {"": len(ids)}
     where = " and ".join(f"{part} ({count:,})" for part, count in counts.items()) if parts else "class folders"
     said = f"{len(ids):,} images of {len(source.class_names)} classes in {where}"
+    if parts and (lacking := _unlike(ids, parts)):
+        said += f"; {lacking}, so that nothing can be tested of it"
     return Thing("images", path, said, parts=parts, classes=tuple(source.class_names), counts=counts)
 
 
 def _unlike(ids: Sequence[str], sides: Sequence[str]) -> str:
-    """Return the class folders that are not on all sides."""
+    """Return the class folders that are not on all sides, in words; "" if all are."""
     classes = {
         side: {name.split("/")[1] for name in ids if name.startswith(f"{side}/") and name.count("/") > 1} for side in sides
     }
     every = set().union(*classes.values())
     lacking = [f"{side} has no {name}" for side in sides for name in sorted(every - classes[side])]
-    return ", ".join(lacking[:3]) or "they have none"
+    return ", ".join(lacking[:3])
 
 
 def _chats(path: str) -> Thing | None:

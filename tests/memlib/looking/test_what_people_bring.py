@@ -142,6 +142,16 @@ def test_class_folders_whose_names_are_composed_otherwise_are_the_same() -> None
     assert looked_at("photos").parts == ("train", "val")
 
 
+def test_a_class_on_one_side_alone_is_said() -> None:
+    photos("photos")
+    for path in (Path("photos") / "val" / "dog").iterdir():
+        path.unlink()
+    (Path("photos") / "train" / "hen").mkdir()
+    Image.new("RGB", (8, 8)).save(Path("photos") / "train" / "hen" / "a.png")
+    said = "36 images of 3 classes in train (25) and val (12); val has no dog"
+    assert looked_at("photos").said.startswith(said.replace("36", "37"))
+
+
 def test_several_models_are_refused() -> None:
     photos("photos")
     for name in ("a.pt", "b.pt"):
