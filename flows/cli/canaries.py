@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +39,7 @@ def make(
     /,
     *,
     count: int = 500,
-    seed: int = 0,
+    seed: int | None = None,
     format_: Annotated[str | None, Parameter(name="--format")] = None,
     prompt: str | None = None,
     field: str | None = None,
@@ -66,7 +68,7 @@ def make(
     count
         Number of canaries, at least 20; about half are inserted.
     seed
-        Seed of canaries and coins; the same seed gives the same canaries on this machine.
+        Seed of canaries and coins; by default a random one. The same seed and plan give the same canaries on this machine.
     format_
         Text with holes that are filled at random, as in "Code {d9}"; the alphabets are those of memlib scan. By default a
         record of random letters and digits.
@@ -105,7 +107,8 @@ def make(
     plan = Plan.of(
         looks, alpha=alpha, epsilon_looks=epsilon_looks, every_epochs=every_epochs, spending=spending, statistic=statistic
     )
-    target, how = folder.expanduser(), {"repeats": repeats, "guesses": tuple(guesses), "plan": plan, "seed": seed}
+    drawn = secrets.randbits(63) if seed is None else seed
+    target, how = folder.expanduser(), {"repeats": repeats, "guesses": tuple(guesses), "plan": plan, "seed": drawn}
     if images is None:
         if classes is not None:
             raise UserError("--classes is for pictures: give their size, as in --images 32x32x3")
@@ -146,7 +149,7 @@ def _planned(plan: Plan) -> str:
 def _shape(text: str) -> tuple[int, int, int]:
     """Read HEIGHTxWIDTHxCHANNELS."""
     parts = text.lower().split("x")
-    if len(parts) != 3 or not all(part.isdigit() for part in parts):
+    if len(parts) != 3 or not all(part.isdecimal() and part.isascii() and len(part) < 6 for part in parts):
         raise UserError(f"--images {text}: give height, width and channels, as in 32x32x3")
     height, width, channels = map(int, parts)
     return height, width, channels
@@ -183,6 +186,7 @@ def check(
     """
     from memlib.data.canaries.plan import coins_beside
 
+    folder = folder.expanduser()
     encoded, window = _encoded(folder, model)
     limits = [limit for limit in (max_length, window) if limit is not None]
     longest = max(len(one.tokens) for one in encoded)
@@ -242,11 +246,13 @@ def score(
 
     if step <= BASE_STEP:
         raise UserError(f"the trained model is at step {step}; give the number of its optimizer steps, at least 1")
+    folder = folder.expanduser()
     encoded, _ = _encoded(folder, model)
     known = [] if base is None else [_measured(base, None, encoded, BASE_STEP)]
     table = pa.concat_tables([*known, _measured(model, adapter, encoded, step)])
     content = digest_of(read_documents(folder))
-    write_losses(output.expanduser(), Recorded(table, {read_plan(folder).looks: step}, canaries=content))
+    plan = read_plan(folder)
+    write_losses(output.expanduser(), Recorded(table, {plan.looks: step}, canaries=content, plan=plan.digest))
     console.print(f"losses of {count_of(len(encoded), 'canary', 'canaries')}: {output}", soft_wrap=True)
 
 
@@ -299,9 +305,13 @@ def audit(
     from flows.cli.store import print_run
     from memlib.running import api
 
-    privacy = None if epsilon is None else {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "scope": scope}
-    recipe = {"audit": "canaries", "title": title, "canaries": str(folder), "losses": str(losses), "privacy": privacy}
-    run = api.run({**recipe, "step": step}, store=store, quiet=True)
+    said = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "scope": scope}
+    privacy = said if epsilon is not None or delta else None
+    places = {"canaries": str(folder.expanduser()), "losses": str(losses.expanduser())}
+    recipe = {"audit": "canaries", "title": title, **places, "privacy": privacy}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the page has them
+        run = api.run({**recipe, "step": step}, store=store, quiet=True)
     if json_:
         show_json(run.record.model_dump())
         return
@@ -311,8 +321,11 @@ def audit(
 def _encoded(folder: Path, model: str) -> tuple[list[EncodedCanary], int | None]:
     """Return the canaries as tokens of a model, and the length of its window."""
     from memlib.data.canaries.documents import read_documents
+    from memlib.data.canaries.pictures import is_of_pictures
     from memlib.observe.canary_likelihoods import encode_canaries, load_tokenizer
 
+    if is_of_pictures(folder):
+        raise UserError(f"{folder} has canaries that are pictures: record their losses with CanaryAudit in the training")
     documents = read_documents(folder)
     tokenizer, window = load_tokenizer(model)
     return encode_canaries(documents, tokenizer, rendered=_rendered(documents, model)), window

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from memlib.data.text.chats import Chat, is_chat, render
 from memlib.errors import UserError
-from memlib.looking.things import YES, Columns, Thing, read_columns, side_of
+from memlib.looking.things import CHATS, YES, Columns, Thing, read_columns, side_of
 
 NAMED = ("text", "body", "content", "document", "messages", "conversations", "message", "sentence", "prompt", "completion")
-CHATS = ("messages", "conversations")
 FEWEST_LINES = 20  # of a file without blank lines that has a document per line
 OF_TABLES = (".jsonl", ".ndjson", ".csv", ".parquet")
 
@@ -65,24 +64,6 @@ def _as_texts(table: Thing) -> Thing:
     return replace(
         table, kind="texts", said=f"{columns.rows:,} texts in column {text}{said}", columns=replace(columns, text=text)
     )
-
-
-def chats_in(path: str) -> Thing | None:
-    """Return a file of JSON lines whose records are chats as texts; None for any other file."""
-    try:
-        with Path(path).open(encoding="utf-8-sig") as file:
-            first = json.loads(file.readline())
-            column = next((name for name in CHATS if isinstance(first, Mapping) and is_chat(first.get(name))), None)
-            if column is None:
-                return None
-            rows = [first, *(json.loads(line) for line in file if line.strip())]
-    except (OSError, ValueError, RecursionError):
-        return None
-    names = tuple(dict.fromkeys(name for row in rows if isinstance(row, Mapping) for name in row))
-    person = next((name for name in names if name.lower() in ("user", "user_id", "person", "author", "customer")), None)
-    member = "member" if "member" in names else None
-    said = f"{len(rows):,} chats in column {column}" + (f", person in column {person}" if person else "")
-    return Thing("texts", path, said, Columns(names, len(rows), text=column, person=person, member=member))
 
 
 def read_texts(thing: Thing) -> Documents:

@@ -19,6 +19,7 @@ from memlib.data.images.folder import IMAGE_SUFFIXES, ImageFolder
 from memlib.data.opening import ParquetContent, content_of
 from memlib.data.opening import reason as reason_of
 from memlib.data.tables.reading import DECIMAL_COMMA, TableFile, read_table_file
+from memlib.data.text.chats import is_chat
 from memlib.errors import UserError
 from memlib.specs import ImageFolderSource, TableSource
 from memlib.specs.observing import NAMED
@@ -30,6 +31,7 @@ ThingKind = Literal[
 TABLES = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".csv.xz", ".csv.gz", ".csv.bz2")
 TEXTS = (".txt", ".md")
 MAIL = (".mbox", ".eml")
+CHATS = ("messages", "conversations")  # columns of chats in JSON lines
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 PICKLES = (".joblib", ".pkl", ".pickle")
 XGBOOST = (".ubj", ".json")
@@ -242,9 +244,21 @@ def _unlike(ids: Sequence[str], sides: Sequence[str]) -> str:
 
 
 def _chats(path: str) -> Thing | None:
-    from memlib.looking.texts import chats_in
-
-    return chats_in(path)
+    """Return a file of JSON lines whose records are chats as texts; None for any other file."""
+    try:
+        with Path(path).open(encoding="utf-8-sig") as file:
+            first = json.loads(file.readline())
+            column = next((name for name in CHATS if isinstance(first, Mapping) and is_chat(first.get(name))), None)
+            if column is None:
+                return None
+            rows = [first, *(json.loads(line) for line in file if line.strip())]
+    except (OSError, ValueError, RecursionError):
+        return None
+    names = tuple(dict.fromkeys(name for row in rows if isinstance(row, Mapping) for name in row))
+    person = next((name for name in names if name.lower() in ("user", "user_id", "person", "author", "customer")), None)
+    member = "member" if "member" in names else None
+    said = f"{len(rows):,} chats in column {column}" + (f", person in column {person}" if person else "")
+    return Thing("texts", path, said, Columns(names, len(rows), text=column, person=person, member=member))
 
 
 def _factory_in(place: Path) -> str:

@@ -17,6 +17,7 @@ except ImportError as error:
     raise UserError("CanaryCallback needs transformers: pip install -e '.[huggingface]' in memlib's folder") from error
 
 LOSSES_FILE = "canary_losses.parquet"
+PART = 1e-6  # of an epoch that rounding may leave
 
 
 class CanaryCallback(TrainerCallback):
@@ -68,8 +69,9 @@ class CanaryCallback(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Make the look that is due after an epoch."""
+        is_whole = abs(state.epoch - round(state.epoch)) < PART  # a training that ends within an epoch ends it, too
         if self.audit.plan.every_epochs is not None and self.audit.look(
-            kwargs["model"], int(state.global_step), epoch=round(state.epoch)
+            kwargs["model"], int(state.global_step), epoch=round(state.epoch) if is_whole else None
         ):
             control.should_training_stop = True
 

@@ -6,9 +6,11 @@ leave them out, which is add/remove adjacency. The bound of epsilon has no joint
 the law of each look is bounded: it has few looks of its own, among which the level is divided.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
@@ -19,6 +21,7 @@ from memlib.stats.epsilon import Bound, ClaimTest, audit_one_run, exceeds, per_r
 from memlib.stats.inference import permutation_p
 from memlib.stats.looks import (
     FEWEST_REDRAWS,
+    SPENDINGS,
     Looked,
     Spending,
     Statistic,
@@ -33,6 +36,8 @@ from memlib.stats.operating import auc, auc_interval
 FEWEST_OF_EACH = 2  # for an interval of the AUC
 REDRAWS = 9999
 EPSILON_LOOKS = 4
+MOST_LOOKS, MOST_REDRAWS, LEAST_ALPHA = 1000, 100_000, 1e-4
+STATISTICS: tuple[Statistic, ...] = ("auc and top", "auc")
 Scope = Literal["checkpoints", "last"]
 
 
@@ -49,24 +54,34 @@ class Plan:
     redraws: int = REDRAWS  #: number of redraws of the coins.
 
     def __post_init__(self) -> None:
-        if self.looks < 1 or not 1 <= self.epsilon_looks <= self.looks:
-            raise UserError(f"{self.looks} looks, {self.epsilon_looks} of them at epsilon; give at least 1 of each")
-        if not 0 < self.alpha < 1:
-            raise UserError(f"alpha is {self.alpha}; give a level between 0 and 1, such as .05")
+        whole = (self.looks, self.epsilon_looks, self.redraws, 1 if self.every_epochs is None else self.every_epochs)
+        if any(type(number) is not int for number in whole) or type(self.alpha) is not float:
+            raise UserError("a plan has whole numbers of looks, epochs and redraws, and a level")
+        if self.spending not in SPENDINGS or self.statistic not in STATISTICS:
+            raise UserError(
+                f"spending is {self.spending!r} and statistic {self.statistic!r}; choose from {SPENDINGS}, {STATISTICS}"
+            )
+        if not 1 <= self.looks <= MOST_LOOKS or not 1 <= self.epsilon_looks <= self.looks:
+            raise UserError(f"{self.looks} looks, {self.epsilon_looks} of them at epsilon; give 1 to {MOST_LOOKS} of each")
+        if not LEAST_ALPHA <= self.alpha < 1:
+            raise UserError(f"alpha is {self.alpha}; give a level from {LEAST_ALPHA:g} to 1, such as .05")
         if self.every_epochs is not None and self.every_epochs < 1:
             raise UserError(f"every_epochs is {self.every_epochs}; give a number of at least 1")
         least = FEWEST_REDRAWS if self.looks == 1 else fewest_redraws(self.looks, self.alpha)
-        if self.redraws < least:
-            raise UserError(f"{self.redraws} redraws are too few for {self.looks} looks at {self.alpha:g}; give {least}")
+        if not least <= self.redraws <= MOST_REDRAWS:
+            raise UserError(
+                f"{self.looks} looks at level {self.alpha:g} need {least:,} redraws, and {self.redraws:,} are planned; at "
+                f"most {MOST_REDRAWS:,} are made: plan fewer looks, or a larger level"
+            )
 
     @classmethod
     def of(cls, looks: int, *, alpha: float = 0.05, epsilon_looks: int | None = None, **more: object) -> "Plan":
         """Return a plan with as many redraws as its looks need, and with epsilon bounded at four of the looks."""
-        if not 0 < alpha < 1 or looks < 1:
-            return cls(looks, alpha=alpha)  # which says what is wrong
+        if not LEAST_ALPHA <= alpha < 1 or not 1 <= looks <= MOST_LOOKS:
+            return cls(looks, alpha=float(alpha))  # which says what is wrong
         few = min(EPSILON_LOOKS, looks) if epsilon_looks is None else epsilon_looks
         redraws = max(REDRAWS, fewest_redraws(looks, alpha))
-        return cls(looks, alpha=alpha, epsilon_looks=few, redraws=redraws, **more)  # type: ignore[arg-type]
+        return cls(looks, alpha=float(alpha), epsilon_looks=few, redraws=redraws, **more)  # type: ignore[arg-type]
 
     @property
     def cumulative(self) -> tuple[float, ...]:
@@ -91,6 +106,31 @@ class Plan:
     def step_of(self, look: int, steps: int) -> int:
         """Return the optimizer step of a look in a training of some steps; looks by epochs have none of their own."""
         return max(1, round(steps * look / self.looks))
+
+    def look_at_end(self, step: int | None, steps: int | None, epoch: int | None) -> int:
+        """Return the number of the look at the end of a training: the last one, or the next one if it ended earlier.
+
+        A training that ends early may have been ended for what was seen, so that it has only the share of the level that is
+        planned for the place where it ended.
+
+        Args:
+            step, steps: optimizer steps that were made, and that were planned; None: not known.
+            epoch: number of epochs that were finished, where looks are made by epochs.
+
+        Example:
+            >>> Plan.of(10).look_at_end(100, 100, None), Plan.of(10).look_at_end(41, 100, None)
+            (10, 5)
+        """
+        if self.every_epochs is not None:
+            return min(self.looks, -(-(epoch or 0) // self.every_epochs)) if epoch is not None else self.looks
+        if step is None or steps is None or step >= steps:
+            return self.looks
+        return next(look for look in range(1, self.looks + 1) if self.step_of(look, steps) >= step)
+
+    @property
+    def digest(self) -> str:
+        """A digest of the plan, by which losses that were recorded by another one are recognized."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -141,7 +181,7 @@ def audit_canaries(
 
     Args:
         scores: by number of the look, (num_canaries,), higher for canaries that the model knows; missing (NaN) ones rank
-            lowest.
+            lowest, and a look at which all are missing was missed.
         inside: (num_canaries,) bool, independent fair coins.
         plan: the looks, as they were fixed with the coins.
         guesses: numbers of guesses of the bound, fixed before the scores were seen.
@@ -162,7 +202,8 @@ def audit_canaries(
         (0.0001, 3.27, True)
     """
     check_coins(inside)
-    made = tuple(sorted(scores))
+    check_claim(claimed, delta)
+    made = tuple(sorted(look for look, values in scores.items() if np.isfinite(values).sum() > 1))
     if not made or not set(made) <= set(range(1, plan.looks + 1)):
         raise UserError(f"no losses at any of the {plan.looks} planned looks; record them at the looks of the canaries' plan")
     assigned = assignments(inside, plan.redraws, seed=seed)
@@ -191,6 +232,14 @@ def audit_canaries(
         epsilon_per_record=None if bound is None else per_record(bound.epsilon, repeats, delta=delta),
         claim=_tested(bounds, plan.epsilon_shares(scope), claimed, repeats),
     )
+
+
+def check_claim(claimed: float | None, delta: float) -> None:
+    """Raise UserError for a claim that is none."""
+    if claimed is not None and not 0 <= claimed < math.inf:
+        raise UserError(f"the claimed epsilon is {claimed}; give a number of at least 0")
+    if not 0 <= delta < 1:
+        raise UserError(f"delta is {delta}; give a number of at least 0 and below 1")
 
 
 def check_coins(inside: NDArray[np.bool_]) -> None:

@@ -4,7 +4,8 @@ The coins that were tossed are one of R + 1 assignments: themselves, and R redra
 the coins, each of these is as likely to be the actual one. At every look, those with the largest statistics are stopped while
 their number in all, over all looks so far, stays within the share of the level that is spent by then; equal statistics are
 stopped together or not at all. So at most floor(alpha (R + 1)) of the assignments are ever stopped, and the actual one is
-among them with probability alpha at most, whatever the looks depend on one another.
+among them with probability alpha at most, however the looks depend on one another; which looks are made must not depend on
+the coins.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -58,7 +59,7 @@ def shares(looks: int, spending: Spending) -> tuple[float, ...]:
 
 
 def fewest_redraws(looks: int, alpha: float) -> int:
-    """Return the smallest number of redraws at which every look can stop a training: 999, or 2 looks / alpha if larger."""
+    """Return the smallest number of redraws that a plan needs: 999, or 2 looks / alpha if larger."""
     return max(FEWEST_REDRAWS, int(np.ceil(2 * looks / alpha)))
 
 

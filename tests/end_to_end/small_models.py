@@ -101,7 +101,7 @@ def save_open_clip(folder: Path, seed: int, **text: Any) -> None:
 
 def save_canaries(
     folder: Path, losses: Path, *, count: int = 60, looks: int = 4, gain: float = 2.0, made: Sequence[int] | None = None,
-    base: bool = True, **plan: Any,
+    base: bool = True, repeats: int = 1, **plan: Any,
 ) -> Path:  # fmt: skip
     """A folder of canaries, and the losses of a training that learned the inserted ones a little more at every look.
 
@@ -109,7 +109,8 @@ def save_canaries(
         gain: nats by which an inserted canary is better known at the last look; the others vary by about one.
         made: the looks that were made; by default all.
     """
-    coins = write_canaries(folder, Form("id {l8}{d4}."), count, plan=Plan.of(looks, **plan), secret=b"s" * 32, seed=1)
+    form = Form("id {l8}{d4}.")
+    coins = write_canaries(folder, form, count, repeats=repeats, plan=Plan.of(looks, **plan), secret=b"s" * 32, seed=1)
     rng = np.random.default_rng(0)
     before = rng.normal(30, 5, count)
     noise = [rng.normal(size=count) for _ in range(looks)]
@@ -120,5 +121,5 @@ def save_canaries(
         pa.table([list(coins.canaries), one, one / 10, [10] * count, [step] * count], schema=LOSSES.arrow)
         for step, one in steps.items()
     ]
-    write_losses(losses, Recorded(pa.concat_tables(tables), kept, canaries=coins.content))
+    write_losses(losses, Recorded(pa.concat_tables(tables), kept, canaries=coins.content, plan=coins.plan.digest))
     return folder

@@ -214,7 +214,7 @@ def test_show_reveal_is_refused_for_audits_other_than_exposure(memlib: Memlib, f
     store, manifest = finished
     done = memlib.call("show", manifest["run"], "--reveal", "--store", str(store))
     assert done.returncode == 2
-    assert "only exposure audits have secrets" in done.stderr
+    assert "only exposure, canaries audits have secrets" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlib.audits.canaries.recipe import CLAIM, HEADLINE, HEADLINES, Recipe
+from memlib.audits.canaries.recipe import CLAIM, HEADLINE, HEADLINES, PrivacySpec, Recipe
 from memlib.audits.canaries.tables import LOOKS
 from memlib.data.canaries.losses import CanaryScores, Recorded, score_canaries
 from memlib.data.canaries.plan import Coins
@@ -30,6 +30,7 @@ from memlib.findings import (
     untested,
 )
 from memlib.report.format import format_interval, say_p
+from memlib.sanitize import count_of
 from memlib.stats.canaries import CanaryResult, Plan, audit_canaries
 from memlib.stats.randomization import detectable
 from memlib.tables import CURVES, point
@@ -48,7 +49,7 @@ class Evidence:
     result: CanaryResult
     plan: Plan
     is_planned: bool  #: False if the step was chosen in the recipe, so that nothing is tested.
-    claimed: float | None  #: claimed epsilon for one record, which can be compared.
+    claim: PrivacySpec | None  #: what the owner claims.
 
     @classmethod
     def of(cls, recipe: Recipe, coins: Coins, names: Sequence[str], recorded: Recorded) -> Evidence:
@@ -67,8 +68,7 @@ class Evidence:
             {look: scores.values[step] for look, step in looks.items()}, coins.inside, plan, guesses=coins.guesses,
             repeats=coins.repeats, seed=coins.seed, **recipe.claim,
         )  # fmt: skip
-        claimed = recipe.claim.get("claimed")
-        return cls(coins, recorded, looks, scores, result, plan, recipe.step is None, claimed)
+        return cls(coins, recorded, looks, scores, result, plan, recipe.step is None, recipe.privacy)
 
     @property
     def final(self) -> NDArray[np.float64]:
@@ -99,8 +99,8 @@ def summarize(found: Evidence) -> pa.Table:
     be asked both questions.
     """
     rows = [_memory(found), *_bounds(found), *_by_look(found)]
-    if not found.is_planned:
-        rows = [untested(row) for row in rows]
+    if not found.is_planned:  # nothing is tested, and nothing bounded, at a step that was chosen afterwards
+        rows = [untested(row) for row in rows if row.metric in ("canary_auc", "auc_at_look")]
     settled = settle(rows, alpha=found.plan.alpha, headlines=HEADLINES)
     judged = Findings(_judged(row, found.plan.alpha) if row.is_test and row.family == CLAIM else row for row in settled)
     return judged.table(verdict(judged))
@@ -125,14 +125,34 @@ def _memory(found: Evidence) -> Finding:
         params["repeats"] = found.coins.repeats
     if plan.looks not in result.made:
         params["unfinished"] = True
+    if missing := int((~np.isfinite(found.final)).sum()):
+        params["missing"] = missing
+    if why := _not_compared(found):
+        params["not_compared"] = why
+    if found.recorded.stopped is not None:
+        params["ended_by"] = found.recorded.stopped
     inside = result.num_inserted
     deviation = math.sqrt((result.num_canaries + 1) / (12 * inside * (result.num_canaries - inside)))
     share = result.looked.spent[result.made[-1] - 1]
+    can_stop = math.floor(plan.alpha * sum(result.looked.spent) * (plan.redraws + 1)) >= 1
     return tested(
         "canary_auc", params, result.auc, n=result.num_canaries, p_value=result.looked.p_value, family=HEADLINE,
         null_value=0.5, interval=Interval(*result.auc_interval, "canaries"), either_direction=True,
-        detectable=_shifted(detectable(deviation, plan.alpha * share)), smallest_p=1 / (plan.redraws + 1),
+        detectable=_shifted(detectable(deviation, plan.alpha * share)) if can_stop else None,
+        smallest_p=1 / (plan.redraws + 1) if can_stop else 1.0,
     )  # fmt: skip
+
+
+def _not_compared(found: Evidence) -> str:
+    """Return why a claim is not compared, in a sentence; "" without one, or if it is."""
+    if found.claim is None or found.claim.epsilon is None or not found.is_planned or found.result.claim is not None:
+        return ""
+    claim = f"The claim of epsilon {found.claim.epsilon:g} at delta {found.claim.delta:g} is not compared"
+    if found.claim.adjacency != "add-remove":
+        return f"{claim}: it is about replacements, and the coins put records in or leave them out."
+    if found.coins.repeats > 1 and found.claim.delta > 0:
+        return f"{claim}: {found.coins.repeats} copies change delta; state it at delta 0."
+    return f"{claim}, as none of the looks at which epsilon is bounded was made."
 
 
 def _shifted(effect: float | None) -> float | None:
@@ -155,10 +175,11 @@ def _bounds(found: Evidence) -> Iterator[Finding]:
     )  # fmt: skip
     if result.epsilon_per_record is not None and found.coins.repeats > 1:
         yield estimate("epsilon_per_record", {"delta": bound.delta}, result.epsilon_per_record, n=result.num_canaries)
-    if result.claim is not None and found.claimed is not None:
+    if result.claim is not None and found.claim is not None and found.claim.epsilon is not None:
+        claimed = found.claim.epsilon
         yield tested(
-            "privacy_claim", {"epsilon": found.claimed, "delta": bound.delta}, result.epsilon_per_record or 0.0,
-            n=result.num_canaries, p_value=result.claim.p_value, family=CLAIM, null_value=found.claimed,
+            "privacy_claim", {"epsilon": claimed, "delta": bound.delta}, result.epsilon_per_record or 0.0,
+            n=result.num_canaries, p_value=result.claim.p_value, family=CLAIM, null_value=claimed,
             either_direction=True, smallest_p=result.claim.smallest_p,
         )  # fmt: skip
 
@@ -190,7 +211,8 @@ def curves(found: Evidence) -> pa.Table:
 def verdict(rows: Findings) -> Verdict:
     """Return the verdict of the run."""
     head = rows.head
-    said = " ".join(filter(None, (_numbers(head), *_of_looks(head), _of_claim(rows.get("privacy_claim")))))
+    claim = _of_claim(rows.get("privacy_claim")) or head.params.get("not_compared", "")
+    said = " ".join(filter(None, (_numbers(head), *_of_looks(head), claim)))
     if not head.is_test:
         sentence = "Nothing was tested: the step was chosen after the plan of the looks was made."
         return Verdict(DESCRIPTIVE, sentence, said)
@@ -207,7 +229,7 @@ def _numbers(head: Finding) -> str:
     params = head.params
     statistic = "the AUC and the highest scores together" if params["statistic"] != "auc" else "the AUC alone"
     score = "the base model's loss minus the trained model's" if params["relative"] else "minus the loss of the trained model"
-    p = f"; {statistic}: {say_p(head.p_adjusted)}" if head.is_test else ""
+    p = f"; {statistic}: {say_p(head.p_adjusted)}, level {head.alpha:g}" if head.is_test else ""
     return (
         f"{params['inserted']:,} of {head.n:,} canaries were inserted. At step {params['step']:,}, an inserted one had the "
         f"better score ({score}) with probability {head.value:.3f} (95 % interval {format_interval(head)}{p})."
@@ -219,13 +241,18 @@ def _of_looks(head: Finding) -> Iterator[str]:
     params = head.params
     if params["looks"] > 1 and head.is_test:
         stopped = params.get("stopped")
-        at = f"the test stopped at look {stopped} of {params['looks']}" if stopped else f"{params['made']} looks were made"
+        made = count_of(params["made"], "look was made", "looks were made")
+        at = f"the test stopped at look {stopped} of {params['looks']}" if stopped else made
         yield (
             f"{params['looks']} looks were planned with the coins, and {at}; the p-value allows for all of them."
             + (" Looks that were missed spent their share of the level." if params["made"] < params["look"] else "")
         )
     if params.get("unfinished") and head.is_test:
         yield "The training ended before its planned end, so that the last look is missing."
+    if params.get("ended_by"):
+        yield f"The training was ended by its own test at look {params['ended_by']}."
+    if params.get("missing"):
+        yield f"{count_of(params['missing'], 'canary has', 'canaries have')} no finite loss, and rank lowest."
     if params.get("repeats"):
         yield f"Each was inserted {params['repeats']} times."
 

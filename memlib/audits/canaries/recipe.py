@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from memlib.specs import Spec
-from memlib.specs.base import MOST_NUMBER
+from memlib.specs.base import MOST_NUMBER, MOST_STEPS
 from memlib.specs.question import PageSpec
 
 HEADLINE, CLAIM = "memory", "privacy"
@@ -20,8 +20,8 @@ NOT_SHOWN = (
 class PrivacySpec(Spec):
     """The claim of the training's owner, for one record."""
 
-    epsilon: float = Field(ge=0, le=MOST_NUMBER)
-    """The claimed epsilon."""
+    epsilon: float | None = Field(default=None, ge=0, le=MOST_NUMBER)
+    """The claimed epsilon; null: none is claimed, and epsilon is bounded at `delta`."""
     delta: float = Field(default=0.0, ge=0, lt=1)
     """Delta of the claim, and of the bound."""
     adjacency: Literal["add-remove", "replace"] = "add-remove"
@@ -44,7 +44,7 @@ class Recipe(Spec):
     """File of the losses, as written by CanaryAudit, a callback or memlib canaries score."""
     privacy: PrivacySpec | None = None
     """The claim to be tested."""
-    step: int | None = Field(default=None, ge=1)
+    step: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Step of another model than those of the planned looks, chosen now: nothing is tested."""
     report: PageSpec = PageSpec()
 
@@ -53,5 +53,5 @@ class Recipe(Spec):
         """Arguments of `memlib.stats.canaries.audit_canaries`."""
         if self.privacy is None:
             return {}
-        claimed = self.privacy.epsilon if self.privacy.adjacency == "add-remove" else None
+        claimed = self.privacy.epsilon if self.privacy.adjacency == "add-remove" else None  # else it is not compared
         return {"claimed": claimed, "delta": self.privacy.delta, "scope": self.privacy.scope}

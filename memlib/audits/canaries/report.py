@@ -125,6 +125,8 @@ def _privacy(findings: Findings) -> Section | None:
     if bound is None:
         return None
     decided = "" if claim is None else "refuted" if claim.verdict == SHOWN else "not refuted"
+    if claim is not None and (claim.smallest_p or 0.0) > (claim.alpha or 0.0):
+        decided = "not testable"
     cells = [(
         f"{floored(bound.value):.2f}", f"{bound.params['ceiling']:.2f}", str(bound.params["look"]),
         f"{bound.params['correct']} of {bound.params['guesses']}", f"{bound.params['delta']:g}", str(bound.params["repeats"]),

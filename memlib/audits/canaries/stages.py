@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from memlib.report.page import Content
 
 LOSSES_FILE, LOOKS_FILE = "losses.parquet", "looks.json"
+KEPT = ("looks", "repeated", "stopped", "canaries", "plan")  # of what is recorded, besides the table
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class ReadLosses(Stage[Recorded]):
         names = pa.array([hidden[name] for name in recorded.table["canary"].to_pylist()], pa.string())
         table = recorded.table.set_column(recorded.table.column_names.index("canary"), "canary", names)
         write_table(table.sort_by([("step", "ascending"), ("canary", "ascending")]), LOSSES, attempt.path(LOSSES_FILE))
-        looks = {"looks": recorded.looks, "repeated": recorded.repeated, "stopped": recorded.stopped}
+        looks = {name: getattr(recorded, name) for name in KEPT}
         attempt.path(LOOKS_FILE).write_text(json.dumps(looks), encoding="utf-8")
 
     @classmethod
@@ -71,7 +72,8 @@ class ReadLosses(Stage[Recorded]):
         """Return the losses; canaries have pseudonyms."""
         said = json.loads(artifact.path(LOOKS_FILE).read_text(encoding="utf-8"))
         looks = {int(look): step for look, step in said["looks"].items()}
-        return Recorded(read_table(artifact.path(LOSSES_FILE)), looks, tuple(said["repeated"]), said["stopped"])
+        others = {name: said[name] for name in KEPT if name not in ("looks", "repeated")}
+        return Recorded(read_table(artifact.path(LOSSES_FILE)), looks, tuple(said["repeated"]), **others)
 
 
 def pseudonym(name: str, coins: Coins) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memlib.data.canaries.plan import EARLIER, Coins, check_count, reason, toss, write_folder
+from memlib.data.canaries.plan import EARLIER, Coins, check_count, drawing, reason, toss, write_folder
 from memlib.data.canaries.secret_key import keyed_seed
 from memlib.data.text.formats import HOLE, Format, Space
 from memlib.errors import UserError
@@ -72,7 +72,7 @@ class CanaryDocument:
         return json.dumps({"canary": self.canary, **prompt, "text": self.text, "span": self.span}, ensure_ascii=False)
 
 
-def draw_documents(form: Form, count: int, *, secret: bytes, seed: int) -> list[CanaryDocument]:
+def draw_documents(form: Form, count: int, *, secret: bytes, seed: int | str) -> list[CanaryDocument]:
     """Draw distinct canary documents.
 
     Args:
@@ -127,9 +127,10 @@ def write_canaries(
         UserError: when a number is out of bounds, the format is not suitable, or the folder exists.
     """
     check_count(count)
-    documents = draw_documents(form, count, secret=secret, seed=seed)
+    drawn = drawing(plan, repeats, guesses, seed)
+    documents = draw_documents(form, count, secret=secret, seed=drawn)
     names = [one.canary for one in documents]
-    coins = toss(names, content=digest_of(documents), repeats=repeats, guesses=guesses, plan=plan, secret=secret, seed=seed)
+    coins = toss(names, content=digest_of(documents), repeats=repeats, guesses=guesses, plan=plan, secret=secret, seed=drawn)
     chosen = [one.record(form.field_name) for one, given in zip(documents, coins.inside, strict=True) if given]
     every = [one.line() for one in documents]
     write_folder(folder, coins, {INSERT_FILE: _lines(chosen * repeats), ALL_FILE: _lines(every)})
@@ -152,7 +153,7 @@ def read_documents(path: Path) -> list[CanaryDocument]:
     """
     file = path / ALL_FILE if path.is_dir() else path
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the canaries of {file} ({reason(error)}); memlib canaries make writes them") from error
     documents = [_document(line, f"{file}, line {number}") for number, line in enumerate(lines, start=1) if line]

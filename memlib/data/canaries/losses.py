@@ -1,5 +1,6 @@
 """Files of the losses of canary documents, as a trainer returns them, and attack scores computed from the losses."""
 
+import itertools
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +19,7 @@ from memlib.store.permissions import PRIVATE, write_file
 from memlib.tables import FLOAT, INT, TEXT, Column, Table, write_table
 
 BASE_STEP = 0  # before the training
-NAMES = (b"memlib.looks", b"memlib.repeated", b"memlib.stopped", b"memlib.canaries")  # of metadata
+NAMES = (b"memlib.looks", b"memlib.repeated", b"memlib.stopped", b"memlib.canaries", b"memlib.plan")  # of metadata
 
 LOSSES = Table(
     name="canary_losses",
@@ -45,13 +46,31 @@ class Recorded:
     repeated: tuple[int, ...] = ()  #: looks that a training which resumed from an earlier checkpoint passed once more.
     stopped: int | None = None  #: the look at which the test stopped the training, if the coins were at hand.
     canaries: str = ""  #: digest of the canaries; "" in files of earlier versions.
+    plan: str = ""  #: digest of the plan of the looks; "" in files of earlier versions.
 
     def looks_in(self, plan: Plan) -> dict[int, int]:
-        """Return the step of each look of a plan that was made; the base model is no look."""
-        if self.looks:
-            return {look: step for look, step in self.looks.items() if 1 <= look <= plan.looks}
+        """Return the step of each look of a plan that was made; the base model is no look.
+
+        Raises:
+            UserError: for looks of another plan, out of order, or of steps without losses, and for a file without looks where
+                several are planned.
+        """
         steps = set(self.table["step"].to_pylist()) - {BASE_STEP}
-        return {plan.looks: max(steps)} if steps else {}
+        if self.plan not in ("", plan.digest):
+            raise UserError(
+                "the losses were recorded by another plan than that of the coins; record them with plan.json beside the "
+                "canaries"
+            )
+        if not self.looks and plan.looks == 1:
+            return {1: max(steps)} if steps else {}
+        made = [self.looks[look] for look in sorted(self.looks)]
+        in_order = all(first < second for first, second in itertools.pairwise(made))
+        if not made or not in_order or not set(made) <= steps or not set(self.looks) <= set(range(1, plan.looks + 1)):
+            raise UserError(
+                f"the file of losses does not say at which steps the {plan.looks} planned looks were made, in their order; "
+                "name the file as CanaryAudit, a callback or memlib canaries score wrote it"
+            )
+        return dict(self.looks)
 
 
 @dataclass(frozen=True)
@@ -76,12 +95,18 @@ def read_losses(path: Path) -> Recorded:
         said = {name.decode(): json.loads(value) for name, value in (content.schema.metadata or {}).items() if name in NAMES}
         looks = {int(look): int(step) for look, step in said.get("memlib.looks", {}).items()}
         repeated, stopped = tuple(map(int, said.get("memlib.repeated", ()))), said.get("memlib.stopped")
-    except (OSError, pa.ArrowException, ValueError, TypeError, AttributeError) as error:
+        stopped = None if stopped is None else int(stopped)
+        if any(table[name].null_count for name in ("canary", "step", "tokens")):
+            raise ValueError("missing values")
+    except (OSError, pa.ArrowException, ValueError, TypeError, AttributeError, OverflowError) as error:
         columns = ", ".join(LOSSES.arrow.names)
         raise UserError(
-            f"cannot read the losses of {path} ({type(error).__name__}); the file needs the columns {columns}"
+            f"cannot read the losses of {path} ({type(error).__name__}); the file needs the columns {columns}, and what it "
+            "says of looks as it was written"
         ) from error
-    return Recorded(table, looks, repeated, None if stopped is None else int(stopped), str(said.get("memlib.canaries", "")))
+    return Recorded(
+        table, looks, repeated, stopped, str(said.get("memlib.canaries", "")), str(said.get("memlib.plan", ""))
+    )  # fmt: skip
 
 
 def write_losses(path: Path, recorded: Recorded) -> None:
@@ -101,17 +126,21 @@ def write_losses(path: Path, recorded: Recorded) -> None:
 
 def replace_losses(path: Path, recorded: Recorded) -> None:
     """Write losses to a file that only its owner can read, in place of an earlier one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)
-    write_losses(part, recorded)
-    os.replace(part, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)
+        write_losses(part, recorded)
+        os.replace(part, path)
+    except OSError as error:
+        raise UserError(f"cannot write the losses to {path} ({error.strerror}); name another file") from error
 
 
 def _metadata(recorded: Recorded) -> dict[str, str]:
     found = {"memlib.looks": json.dumps({str(look): step for look, step in recorded.looks.items()})} if recorded.looks else {}
     found |= {"memlib.repeated": json.dumps(recorded.repeated)} if recorded.repeated else {}
     found |= {"memlib.canaries": json.dumps(recorded.canaries)} if recorded.canaries else {}
+    found |= {"memlib.plan": json.dumps(recorded.plan)} if recorded.plan else {}
     return found | ({} if recorded.stopped is None else {"memlib.stopped": json.dumps(recorded.stopped)})
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.data.canaries.plan import EARLIER, Coins, check_count, reason, toss, write_folder
+from memlib.data.canaries.plan import EARLIER, Coins, check_count, drawing, reason, toss, write_folder
 from memlib.data.canaries.secret_key import keyed_seed
 from memlib.errors import UserError
 from memlib.stats.canaries import Plan
@@ -36,7 +36,7 @@ class CanaryPictures:
         return hashlib.sha256(self.images.tobytes() + self.labels.tobytes()).hexdigest()
 
 
-def draw_pictures(count: int, shape: tuple[int, int, int], classes: int, *, secret: bytes, seed: int) -> CanaryPictures:
+def draw_pictures(count: int, shape: tuple[int, int, int], classes: int, *, secret: bytes, seed: int | str) -> CanaryPictures:
     """Draw pictures of cells of random colours, each with a random label.
 
     Args:
@@ -77,8 +77,9 @@ def write_pictures(
     Raises:
         UserError: when a number is out of bounds, or the folder exists.
     """
-    drawn = draw_pictures(count, shape, classes, secret=secret, seed=seed)
-    coins = toss(drawn.canaries, content=drawn.digest, repeats=repeats, guesses=guesses, plan=plan, secret=secret, seed=seed)
+    of = drawing(plan, repeats, guesses, seed)
+    drawn = draw_pictures(count, shape, classes, secret=secret, seed=of)
+    coins = toss(drawn.canaries, content=drawn.digest, repeats=repeats, guesses=guesses, plan=plan, secret=secret, seed=of)
     chosen = np.tile(np.flatnonzero(coins.inside), repeats)
     insert = _npz(images=drawn.images[chosen], labels=drawn.labels[chosen])
     write_folder(folder, coins, {INSERT_FILE: insert, ALL_FILE: _npz(images=drawn.images, labels=drawn.labels)})

@@ -30,6 +30,7 @@ FEWEST = 20  # canaries; with fewer, no p-value below .05 is likely
 SHARES = (0.1, 0.3, 0.8)
 """Shares of the canaries whose coins are guessed for the bound of epsilon, half of them as "in". With a share of 1.0, even a
 perfect attack would make errors, as seldom exactly half of the coins are "in"."""
+MOST_REPEATS = 1000
 EARLIER = Plan()  # of folders without a plan: one look, at the end
 
 COINS = Table(
@@ -64,11 +65,19 @@ class Coins:
         return hmac.new(self.salt.encode(), canonical_json(said).encode(), hashlib.sha256).hexdigest()
 
 
-def draw_coins(count: int, *, secret: bytes, seed: int) -> NDArray[np.bool_]:
+def drawing(plan: Plan, repeats: int, guesses: Sequence[int], seed: int) -> str:
+    """Return what determines canaries and coins, besides the secret: of another plan, both are others.
+
+    So a plan cannot be changed after the losses were seen.
+    """
+    return canonical_json([asdict(plan), repeats, list(guesses), seed])
+
+
+def draw_coins(count: int, *, secret: bytes, seed: str) -> NDArray[np.bool_]:
     """Draw independent fair coins: (count,) bool.
 
     Args:
-        seed: with the secret, determines the coins.
+        seed: with the secret, determines the coins; see `drawing`.
     """
     rng = np.random.default_rng(keyed_seed(secret, "canary coins", seed))
     return rng.integers(0, 2, size=count).astype(bool)
@@ -82,7 +91,7 @@ def toss(
     guesses: Sequence[int],
     plan: Plan,
     secret: bytes,
-    seed: int,
+    seed: str,
 ) -> Coins:
     """Toss a coin for each canary, and fix how they will be used.
 
@@ -151,16 +160,19 @@ def read_coins(folder: Path) -> Coins:
     try:
         table = pq.ParquetFile(file).read(columns=COINS.arrow.names).cast(COINS.arrow)
         said = {name.decode(): value.decode() for name, value in (pq.read_schema(file).metadata or {}).items()}
-        repeats, guesses = int(said["memlib.repeats"]), tuple(json.loads(said["memlib.guesses"]))
+        repeats, guesses = int(said["memlib.repeats"]), tuple(map(int, json.loads(said["memlib.guesses"])))
         plan = Plan(**json.loads(said["memlib.plan"])) if "memlib.plan" in said else EARLIER
         seed, salt = int(said.get("memlib.seed", 0)), said.get("memlib.salt") or file_digest(file)
         content = said.get("memlib.content", "")
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+        inside = table["inside"].to_numpy()
+        if inside.dtype != bool or seed < 0:
+            raise ValueError("coins that are neither in nor out")
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, OverflowError) as error:
         raise UserError(
             f"cannot read the coins of {file} ({reason(error)}); give the folder that memlib canaries make wrote"
         ) from error
     names = tuple(table["canary"].to_pylist())
-    return Coins(names, table["inside"].to_numpy(), repeats, guesses, plan, seed, salt, content)
+    return Coins(names, inside, repeats, guesses, plan, seed, salt, content)
 
 
 def read_plan(path: Path) -> Plan:
@@ -206,12 +218,14 @@ def _metadata(coins: Coins) -> dict[str, str]:
 
 def _check_numbers(count: int, repeats: int, guesses: Sequence[int]) -> None:
     check_count(count)
-    if repeats < 1:
-        raise UserError(f"repeats is {repeats}; give a number of at least 1")
+    if not 1 <= repeats <= MOST_REPEATS:
+        raise UserError(f"repeats is {repeats}; give a number from 1 to {MOST_REPEATS}")
     if len(set(guesses)) < len(guesses) or not all(0 < number <= count for number in guesses):
         raise UserError(f"guesses are {tuple(guesses)}; give distinct numbers from 1 to the number of canaries ({count})")
 
 
 def reason(error: Exception) -> str:
     """Return why a file cannot be read, in a word or two; no content of the file is quoted."""
+    if isinstance(error, FileNotFoundError):
+        return "No such file or directory"
     return (getattr(error, "strerror", None) or type(error).__name__) if isinstance(error, OSError) else type(error).__name__

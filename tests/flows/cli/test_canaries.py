@@ -32,7 +32,7 @@ def _own_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(tmp_path: Path, *more: str) -> str:
-    assert main(["canaries", "make", str(tmp_path / "c"), "--count", str(COUNT), *more]) == 0
+    assert main(["canaries", "make", str(tmp_path / "c"), "--count", str(COUNT), "--seed", "0", *more]) == 0
     return str(tmp_path / "c")
 
 
@@ -45,7 +45,7 @@ def losses(folder: str, path: Path, gain: float, *, base: bool = True) -> str:
         pa.table([list(coins.canaries), values, values / 10, [10] * COUNT, [step] * COUNT], schema=LOSSES.arrow)
         for step, values in ((0, before), (8, after))[not base :]
     ]
-    write_losses(path, Recorded(pa.concat_tables(tables)))
+    write_losses(path, Recorded(pa.concat_tables(tables), {coins.plan.looks: 8}))
     return str(path)
 
 
@@ -152,7 +152,12 @@ def test_canaries_check_examines_lengths_and_tokenized_data(
         (["make", "d", "--images", "8x8x3"], "give --images HEIGHTxWIDTHxCHANNELS and --classes"),
         (["make", "d", "--images", "big", "--classes", "3"], "--images big: give height, width and channels"),
         (["make", "d", "--images", "2x2x3", "--classes", "3"], "pictures of 2 x 2 x 3 in 3 classes cannot be drawn"),
-        (["make", "d", "--alpha", "2"], "alpha is 2.0; give a level between 0 and 1"),
+        (["make", "d", "--alpha", "2"], "alpha is 2.0; give a level from 0.0001 to 1"),
+        (["make", "d", "--alpha", "1e-320"], "give a level from 0.0001 to 1"),
+        (["make", "d", "--looks", "100000"], "give 1 to 1000 of each"),
+        (["make", "d", "--looks", "1000", "--alpha", "0.001"], "need 2,000,000 redraws"),
+        (["make", "d", "--repeats", "1000000000"], "give a number from 1 to 1000"),
+        (["make", "d", "--images", "\u00b2x8x3", "--classes", "10"], "give height, width and channels"),
         (["make", "d", "--looks", "0"], "0 looks"),
         (["check", "c", "--model", "none"], "there is no Hugging Face model in none"),
         (["check", "none", "--model", "none"], "cannot read the canaries of none"),
@@ -177,3 +182,27 @@ def test_invalid_claims_of_canaries_audit_are_refused(tmp_path: Path, capsys: py
     for options, said in ((["--epsilon", "-1"], "privacy.epsilon"), (["--epsilon", "1", "--delta", "2"], "privacy.delta")):
         assert main(["canaries", "audit", folder, file, *options]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_two_folders_have_other_canaries_and_coins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder for a trainer that is trusted, and one for another trainer."""
+    for name in ("a", "b"):
+        assert main(["canaries", "make", str(tmp_path / name), "--count", str(COUNT)]) == 0
+    first, second = ([one.text for one in read_documents(tmp_path / name)] for name in ("a", "b"))
+    assert not set(first) & set(second)
+    capsys.readouterr()
+
+
+def test_losses_that_were_recorded_without_the_plan_are_refused(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, hand, file = (
+        made(tmp_path, "--format", "{d9} {d9}", "--looks", "10"),
+        tmp_path / "hand",
+        str(tmp_path / "l.parquet"),
+    )
+    hand.mkdir()
+    (hand / "all.jsonl").write_bytes((Path(folder) / "all.jsonl").read_bytes())
+    assert main(["canaries", "score", str(hand / "all.jsonl"), "--model", model, "--output", file]) == 0
+    assert main(["canaries", "audit", folder, file]) == 2
+    assert "recorded by another plan than that of the coins; record them with plan.json" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def test_torchvisions_architectures_are_known_by_their_weights(name: str, kind: 
         assert architecture_of(path) == (name, 7)
 
 
-def test_unknown_networks_are_refused_in_a_line() -> None:
+def test_weights_of_other_networks_are_refused() -> None:
     torch.save({"trunk.weight": torch.zeros(3, 4)}, "w.pt")
     with pytest.raises(UserError, match=r"w.pt holds the weights of a network that is none of torchvision's \(trunk.weight"):
         architecture_of("w.pt")
@@ -142,7 +142,7 @@ def test_class_folders_whose_names_are_composed_otherwise_are_the_same() -> None
     assert looked_at("photos").parts == ("train", "val")
 
 
-def test_a_class_on_one_side_alone_is_said() -> None:
+def test_classes_that_a_side_lacks_are_named() -> None:
     photos("photos")
     for path in (Path("photos") / "val" / "dog").iterdir():
         path.unlink()

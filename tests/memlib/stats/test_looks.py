@@ -113,7 +113,7 @@ def test_shares_grow_to_one_and_plans_that_cannot_stop_are_refused() -> None:
     for settings, said in (
         ({"looks": 0}, "0 looks"), ({"looks": 3, "epsilon_looks": 4}, "3 looks, 4 of them at epsilon"),
         ({"alpha": 1.0}, "alpha is 1.0"), ({"every_epochs": 0}, "every_epochs is 0"),
-        ({"looks": 500}, "9999 redraws are too few for 500 looks at 0.05; give 20000"), ({"redraws": 99}, "99 redraws are too few"),
+        ({"looks": 500}, "500 looks at level 0.05 need 20,000 redraws, and 9,999 are planned"), ({"redraws": 99}, "1 looks at level 0.05 need 999 redraws, and 99 are planned"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=said):
             Plan(**settings)  # type: ignore[arg-type]

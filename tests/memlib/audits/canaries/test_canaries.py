@@ -1,6 +1,7 @@
 """Audits of canaries as runs: looks and coins of their plan, words that follow, and nothing that says who was inserted."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from small_models import save_canaries
 import memlib
 from memlib.audits.canaries.recipe import Recipe
 from memlib.data.canaries.documents import ALL_FILE, read_documents
-from memlib.data.canaries.losses import Recorded, read_losses, replace_losses
+from memlib.data.canaries.losses import read_losses, replace_losses
 from memlib.data.canaries.plan import COINS_FILE, PLAN_FILE, read_coins
 from memlib.errors import UserError
 from memlib.findings import Findings
@@ -85,7 +86,7 @@ def test_losses_that_were_changed_or_coins_that_were_tossed_again_are_another_ru
     recorded = read_losses(Path("l.parquet"))
     values = recorded.table["loss_sum"].to_numpy() + np.where(np.arange(recorded.table.num_rows) == 70, 1.0, 0.0)
     place = recorded.table.column_names.index("loss_sum")
-    replace_losses(Path("l.parquet"), Recorded(recorded.table.set_column(place, "loss_sum", [values]), recorded.looks))
+    replace_losses(Path("l.parquet"), replace(recorded, table=recorded.table.set_column(place, "loss_sum", [values])))
     assert audited().record.scores != first.record.scores
 
 
@@ -120,7 +121,7 @@ def test_a_few_canaries_that_stand_out_are_named_as_few() -> None:
     worse = np.flatnonzero(coins.inside)[14:80]
     losses[np.flatnonzero(steps == 10)[worse]] += 1.5  # so that the AUC does not rise
     place = recorded.table.column_names.index("loss_sum")
-    replace_losses(Path("l.parquet"), Recorded(recorded.table.set_column(place, "loss_sum", [losses]), recorded.looks))
+    replace_losses(Path("l.parquet"), replace(recorded, table=recorded.table.set_column(place, "loss_sum", [losses])))
     run = audited()
     head = Findings.of_run(run.record).head
     assert run.verdict.word == "shown"
@@ -133,8 +134,10 @@ def test_canaries_without_a_loss_rank_lowest_and_are_counted() -> None:
     saved(looks=1)
     recorded = read_losses(Path("l.parquet"))
     table = recorded.table.slice(0, recorded.table.num_rows - 3)
-    replace_losses(Path("l.parquet"), Recorded(table, recorded.looks))
-    assert audited().units["missing"].to_pylist() == [3]
+    replace_losses(Path("l.parquet"), replace(recorded, table=table))
+    run = audited()
+    assert run.units["missing"].to_pylist() == [3]
+    assert "3 canaries have no finite loss, and rank lowest." in run.verdict.explanation
 
 
 @pytest.mark.parametrize(
@@ -143,28 +146,52 @@ def test_canaries_without_a_loss_rank_lowest_and_are_counted() -> None:
         ({"epsilon": 0.1}, {"gain": 30.0}, "the claim of epsilon 0.1 at delta 0 for one record is refuted"),
         ({"epsilon": 9.0}, {"gain": 0.0}, "The claim of epsilon 9 at delta 0 for one record cannot be tested"),
         ({"epsilon": 0.5, "scope": "last"}, {"gain": 0.0, "count": 300}, "for one record is not refuted"),
-        ({"epsilon": 1, "adjacency": "replace"}, {"gain": 30.0}, None),
-        ({"epsilon": 1, "delta": 1e-5}, {"gain": 30.0, "repeats": 2}, None),
+        ({"epsilon": 1, "adjacency": "replace"}, {"gain": 30.0}, "is not compared: it is about replacements"),
+        ({"epsilon": 1, "delta": 1e-5}, {"gain": 30.0, "repeats": 2}, "is not compared: 2 copies change delta"),
+        ({"epsilon": 1, "scope": "last"}, {"gain": 30.0, "made": (1, 2)}, "as none of the looks at which epsilon is bounded"),
     ],
 )
-def test_claims_are_tested_at_a_level_of_their_own(privacy: dict[str, Any], made: dict[str, Any], said: str | None) -> None:
-    if made.pop("repeats", 1) > 1:
-        from memlib.data.canaries.documents import Form, write_canaries
-
-        saved(**made)
-        write_canaries(Path("twice"), Form("id {l8}{d4}."), 60, repeats=2, secret=b"s" * 32, seed=1)
-        run = audited(canaries="twice", privacy=privacy)
+def test_claims_are_tested_at_a_level_of_their_own(privacy: dict[str, Any], made: dict[str, Any], said: str) -> None:
+    saved(**made)
+    run = audited(privacy=privacy)
+    assert said in run.verdict.explanation
+    assert (Findings.of_run(run.record).get("privacy_claim") is None) == ("not compared" in said or "none of" in said)
+    if made.get("repeats"):
         assert "Each was inserted 2 times." in run.verdict.explanation
-    else:
-        saved(**made)
-        run = audited(privacy=privacy)
-    assert (said or "") in run.verdict.explanation
-    assert (Findings.of_run(run.record).get("privacy_claim") is not None) == (said is not None)
+
+
+def test_a_bound_at_delta_needs_no_claim() -> None:
+    saved(gain=30.0)
+    bounds = [Findings.of_run(audited(privacy=one).record).first("epsilon_lower_bound") for one in (None, {"delta": 1e-3})]
+    assert [bound.params["delta"] for bound in bounds] == [0, 1e-3]
+    described = Findings.of_run(audited(privacy={"epsilon": 1}, step=20).record)
+    assert not described.all("epsilon_lower_bound", "privacy_claim")
+    assert "not refuted" not in Path(str(audited(privacy={"epsilon": 1}, step=20).report)).read_text()
+
+
+def test_the_page_says_which_look_ended_the_training() -> None:
+    saved()
+    recorded = read_losses(Path("l.parquet"))
+    table = recorded.table.slice(0, recorded.table.num_rows - 3)
+    replace_losses(Path("l.parquet"), replace(recorded, table=table, stopped=2))
+    said = audited().verdict.explanation
+    assert "The training was ended by its own test at look 2." in said
+    assert "level 0.05)" in said
+
+
+def test_a_first_look_that_can_stop_nothing_states_no_power() -> None:
+    saved(looks=10, made=(1,), gain=30.0)
+    run = audited()
+    head = Findings.of_run(run.record).head
+    assert (head.smallest_p, head.detectable) == (1.0, None)
+    assert "No size would have been found" in run.verdict.explanation
 
 
 def test_folders_without_a_plan_have_one_look_at_the_end() -> None:
     """As earlier versions wrote them."""
     saved(looks=1)
+    recorded = read_losses(Path("l.parquet"))
+    replace_losses(Path("l.parquet"), replace(recorded, canaries="", plan="", looks={}))
     table = pq.read_table(Path("c") / COINS_FILE)
     kept = {name: value for name, value in table.schema.metadata.items() if name in (b"memlib.repeats", b"memlib.guesses")}
     pq.write_table(table.replace_schema_metadata(kept), Path("c") / COINS_FILE)

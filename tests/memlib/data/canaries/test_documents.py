@@ -77,7 +77,7 @@ def test_canary_documents_differ_and_depend_on_secret_and_seed() -> None:
 
 
 def test_coins_are_fair_and_independent_of_their_neighbours() -> None:
-    coins = draw_coins(40_000, secret=SECRET, seed=0)
+    coins = draw_coins(40_000, secret=SECRET, seed="0")
     assert abs(coins.mean() - 0.5) < 0.0125  # 5 standard deviations
     assert abs((coins[1:] == coins[:-1]).mean() - 0.5) < 0.0125
     texts = draw_documents(Form("{d1}{l8}"), 4000, secret=SECRET, seed=0)
@@ -174,3 +174,32 @@ def test_coins_are_found_beside_their_own_canaries_alone(tmp_path: Path) -> None
         coins_beside(folder, names[:-1])
     (folder / COINS_FILE).unlink()
     assert coins_beside(folder, names) is None
+
+
+def test_another_plan_has_other_canaries_and_coins(tmp_path: Path) -> None:
+    """So a plan cannot be chosen after the losses were seen: of the same secret and seed, each has documents of its own."""
+    changes: list[dict[str, object]] = [
+        {}, {"plan": Plan.of(5)}, {"plan": Plan.of(1, alpha=0.2)}, {"plan": Plan.of(1, statistic="auc")}, {"repeats": 2},
+        {"guesses": (5,)}, {"seed": 1},
+    ]  # fmt: skip
+    folders = [write(tmp_path / str(number), **change) for number, change in enumerate(changes)]  # type: ignore[arg-type]
+    assert len({read_documents(folder)[0].text for folder in folders}) == len(folders)
+    assert len({read_coins(folder).inside.tobytes() for folder in folders}) == len(folders)
+    again = write(tmp_path / "again")
+    assert read_coins(again).digest == read_coins(folders[0]).digest
+
+
+@pytest.mark.parametrize(
+    "plan",
+    ['{"spending": "foo"}', '{"looks": 10.5}', '{"statistic": "foo"}', '{"redraws": 2e4}', '{"alpha": "a"}', '{"alpha": 1}'],
+)
+def test_damaged_plans_are_refused(plan: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "c")
+    (folder / PLAN_FILE).write_text(plan)
+    with pytest.raises(UserError, match=r"cannot read .*plan.json"):
+        read_plan(folder)
+
+
+def test_line_separators_within_a_document_end_no_line(tmp_path: Path) -> None:
+    folder = write(tmp_path / "c", Form("a\u2028{d9}."))
+    assert read_documents(folder)[0].text.startswith("a\u2028")

@@ -90,10 +90,43 @@ def test_losses_are_written_privately_and_read_back_with_their_looks(tmp_path: P
     assert [one.name for one in tmp_path.iterdir()] == ["l.parquet"]
 
 
-def test_files_without_looks_have_their_last_step_as_the_last_look() -> None:
-    assert Recorded(table(BASE + MIDDLE + LAST)).looks_in(Plan(looks=4)) == {4: 9}
+def test_files_without_looks_have_their_last_step_as_the_only_look() -> None:
+    assert Recorded(table(BASE + MIDDLE + LAST)).looks_in(Plan()) == {1: 9}
     assert Recorded(table(BASE)).looks_in(Plan()) == {}
-    assert Recorded(table(BASE + LAST), {1: 9, 7: 8}).looks_in(Plan(looks=2)) == {1: 9}  # a look of no plan is none
+    assert Recorded(table(BASE + LAST), {1: 9}).looks_in(Plan(looks=2)) == {1: 9}
+
+
+@pytest.mark.parametrize(
+    "recorded",
+    [
+        Recorded(table(BASE + MIDDLE + LAST)), Recorded(table(BASE + MIDDLE + LAST), {1: 9, 2: 9}),
+        Recorded(table(BASE + MIDDLE + LAST), {1: 9, 2: 7}), Recorded(table(BASE + MIDDLE + LAST), {1: 7, 3: 9}),
+        Recorded(table(BASE + LAST), {1: 8}), Recorded(table(BASE + LAST), {0: 9}),
+    ],
+    ids=["none", "one step twice", "backwards", "beyond the plan", "without losses", "before the first"],
+)  # fmt: skip
+def test_looks_that_no_training_makes_are_refused(recorded: Recorded) -> None:
+    with pytest.raises(UserError, match="does not say at which steps the 2 planned looks were made, in their order"):
+        recorded.looks_in(Plan(looks=2))
+
+
+def test_losses_by_another_plan_are_refused() -> None:
+    recorded = Recorded(table(BASE + LAST), {1: 9}, plan=Plan(looks=2).digest)
+    assert recorded.looks_in(Plan(looks=2)) == {1: 9}
+    with pytest.raises(
+        UserError, match=r"recorded by another plan than that of the coins; record them with plan.json beside"
+    ):
+        recorded.looks_in(Plan(looks=2, alpha=0.1))
+
+
+@pytest.mark.parametrize("name", ["looks", "stopped", "repeated"])
+def test_damaged_metadata_of_losses_are_refused(name: str, tmp_path: Path) -> None:
+    for number, said in enumerate(('"a"', "[[1]]", '{"1": 1e400}')):
+        path = tmp_path / f"{number}.parquet"
+        pq.write_table(table(BASE).replace_schema_metadata({f"memlib.{name}": said}), path)
+        if (name, number) != ("repeated", 2):  # keys of a mapping are numbers, too
+            with pytest.raises(UserError, match="and what it says of looks as it was written"):
+                read_losses(path)
 
 
 def test_files_without_losses_or_tokens_are_refused(tmp_path: Path) -> None:
