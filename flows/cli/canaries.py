@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FAILED, COINS_FILE = 1, "coins.parquet"
 Spending = Literal["late", "equal", "last_half"]
-Statistic = Literal["auc and top", "auc"]
+Statistic = Literal["auc_and_top", "auc"]
 Scope = Literal["checkpoints", "last"]
 canaries = App(
     name="canaries",
@@ -49,7 +49,7 @@ def make(
     looks: int = 1,
     every_epochs: int | None = None,
     spending: Spending = "late",
-    statistic: Statistic = "auc and top",
+    statistic: Statistic = "auc_and_top",
     alpha: float = 0.05,
     epsilon_looks: int | None = None,
     guesses: Annotated[Sequence[int], Parameter(negative="", show_default=False)] = (),
@@ -83,7 +83,7 @@ def make(
     repeats
         Number of times that each inserted canary is written to the file of those to insert.
     looks
-        Number of looks at the training, each of which can stop it; the last is at its end.
+        Number of looks at the training, which can stop it; the last is at its end.
     every_epochs
         Look after every so many epochs, as often as --looks says. By default looks are equally spaced over the steps.
     spending

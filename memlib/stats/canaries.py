@@ -37,7 +37,7 @@ FEWEST_OF_EACH = 2  # for an interval of the AUC
 REDRAWS = 9999
 EPSILON_LOOKS = 4
 MOST_LOOKS, MOST_REDRAWS, LEAST_ALPHA = 1000, 100_000, 1e-4
-STATISTICS: tuple[Statistic, ...] = ("auc and top", "auc")
+STATISTICS: tuple[Statistic, ...] = ("auc_and_top", "auc")
 Scope = Literal["checkpoints", "last"]
 
 
@@ -49,7 +49,7 @@ class Plan:
     every_epochs: int | None = None  #: number of epochs between looks; None: they are equally spaced over the training.
     spending: Spending = "late"  #: see `memlib.stats.looks.shares`.
     alpha: float = 0.05  #: level of all looks together.
-    statistic: Statistic = "auc and top"  #: see `memlib.stats.looks.statistics_of`.
+    statistic: Statistic = "auc_and_top"  #: see `memlib.stats.looks.statistics_of`.
     epsilon_looks: int = 1  #: number of looks at which epsilon is bounded, equally spaced, the last one included.
     redraws: int = REDRAWS  #: number of redraws of the coins.
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from memlib.stats.coins import ranks_within, statistics
 
 Spending = Literal["late", "equal", "last_half"]
-Statistic = Literal["auc and top", "auc"]
+Statistic = Literal["auc_and_top", "auc"]
 SPENDINGS: tuple[Spending, ...] = ("late", "equal", "last_half")
 FEWEST_REDRAWS = 999
 SLACK = 1e-9  # of numbers of assignments that rounding makes smaller
@@ -70,7 +70,7 @@ def assignments(inside: NDArray[np.bool_], redraws: int, *, seed: int) -> NDArra
 
 
 def statistics_of(
-    scores: NDArray[np.floating], assigned: NDArray[np.bool_], statistic: Statistic = "auc and top"
+    scores: NDArray[np.floating], assigned: NDArray[np.bool_], statistic: Statistic = "auc_and_top"
 ) -> NDArray[np.float64]:
     """Return the statistic of each assignment, larger for members that score higher: (num_assignments,).
 
@@ -83,7 +83,7 @@ def statistics_of(
     """
     known = np.where(np.isnan(scores), -np.inf, scores)
     columns = statistics(ranks_within(known, np.zeros(len(known), dtype=np.int64)))
-    sums = assigned.astype(np.float64) @ (columns if statistic == "auc and top" else columns[:, :1])
+    sums = assigned.astype(np.float64) @ (columns if statistic == "auc_and_top" else columns[:, :1])
     spread = sums.std(axis=0)
     moves = spread > 10.0**-DECIMALS
     if not moves.any():

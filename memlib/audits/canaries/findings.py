@@ -252,7 +252,7 @@ def _of_looks(head: Finding) -> Iterator[str]:
     if params.get("ended_by"):
         yield f"The training was ended by its own test at look {params['ended_by']}."
     if params.get("missing"):
-        yield f"{count_of(params['missing'], 'canary has', 'canaries have')} no finite loss, and rank lowest."
+        yield f"{count_of(params['missing'], 'canary has', 'canaries have')} no finite loss and the lowest rank."
     if params.get("repeats"):
         yield f"Each was inserted {params['repeats']} times."
 

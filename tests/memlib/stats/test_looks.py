@@ -89,7 +89,7 @@ def test_a_few_canaries_that_stand_out_are_found_unless_the_rank_sum_alone_is_as
     scores = rng.normal(size=400)
     scores[:32:2] += 9  # 16 of 200 inserted ones
     assigned = assignments(coins, 999, seed=0)
-    both, alone = (looked([statistics_of(scores, assigned, name)], (1.0,), alpha=0.05) for name in ("auc and top", "auc"))  # type: ignore[arg-type]
+    both, alone = (looked([statistics_of(scores, assigned, name)], (1.0,), alpha=0.05) for name in ("auc_and_top", "auc"))  # type: ignore[arg-type]
     assert both.p_value <= 0.01
     assert alone.p_value > 0.05
 

@@ -137,7 +137,7 @@ def test_canaries_without_a_loss_rank_lowest_and_are_counted() -> None:
     replace_losses(Path("l.parquet"), replace(recorded, table=table))
     run = audited()
     assert run.units["missing"].to_pylist() == [3]
-    assert "3 canaries have no finite loss, and rank lowest." in run.verdict.explanation
+    assert "3 canaries have no finite loss and the lowest rank." in run.verdict.explanation
 
 
 @pytest.mark.parametrize(
