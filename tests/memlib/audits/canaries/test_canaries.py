@@ -100,7 +100,7 @@ def test_a_step_that_is_chosen_afterwards_is_described() -> None:
 
 
 def test_missed_looks_spend_their_share_and_a_killed_training_is_named_so() -> None:
-    saved(looks=4, made=(1, 3), gain=0.0)
+    saved(looks=4, made=(1, 3), gain=-1.0)
     run = audited()
     assert run.verdict.word == "inconclusive"
     assert "Looks that were missed spent their share of the level." in run.verdict.explanation
@@ -144,8 +144,8 @@ def test_canaries_without_a_loss_rank_lowest_and_are_counted() -> None:
     ("privacy", "made", "said"),
     [
         ({"epsilon": 0.1}, {"gain": 30.0}, "the claim of epsilon 0.1 at delta 0 for one record is refuted"),
-        ({"epsilon": 9.0}, {"gain": 0.0}, "The claim of epsilon 9 at delta 0 for one record cannot be tested"),
-        ({"epsilon": 0.5, "scope": "last"}, {"gain": 0.0, "count": 300}, "for one record is not refuted"),
+        ({"epsilon": 9.0}, {"gain": -1.0}, "The claim of epsilon 9 at delta 0 for one record cannot be tested"),
+        ({"epsilon": 0.5, "scope": "last"}, {"gain": -1.0, "count": 300}, "for one record is not refuted"),
         ({"epsilon": 1, "adjacency": "replace"}, {"gain": 30.0}, "is not compared: it is about replacements"),
         ({"epsilon": 1, "delta": 1e-5}, {"gain": 30.0, "repeats": 2}, "is not compared: 2 copies change delta"),
         ({"epsilon": 1, "scope": "last"}, {"gain": 30.0, "made": (1, 2)}, "as none of the looks at which epsilon is bounded"),
@@ -224,7 +224,7 @@ def test_a_run_is_a_row_of_a_dossier_and_fails_a_gate() -> None:
     Path("policy.yaml").write_text("audits: [{audit: canaries, verdicts: [inconclusive], detectable: 0.9}]\n")
     assert memlib.gate("policy.yaml", store="store").outcome == "failed"
     saved_again = {"canaries": "d", "losses": "m.parquet"}
-    save_canaries(Path("d"), Path("m.parquet"), gain=0.0, count=300)
+    save_canaries(Path("d"), Path("m.parquet"), gain=-1.0, count=300)
     assert audited(**saved_again).verdict.word == "inconclusive"
     assert memlib.gate("policy.yaml", store="store").outcome == "passed"
 
