@@ -75,7 +75,8 @@ class CanaryAudit:
         self.encoded: list[EncodedCanary] = []
         self._prepare, self._batch_size, self._stop = prepare or unit_pictures, batch_size, stop
         self._claim = {"claimed": epsilon, "delta": delta, "scope": scope}
-        self._coins = None if coins is None else self._of_these(Path(coins).expanduser())
+        self._home = None if coins is None else Path(coins).expanduser()
+        self._coins = None if self._home is None else self._of_these(self._home)
         self._check_settings(epsilon, delta, scope)
         content = digest_of(self._documents) if self._pictures is None else self._pictures.digest
         self.recorded = Recorded(LOSSES.arrow.empty_table(), canaries=content, plan=self.plan.digest)
@@ -102,6 +103,19 @@ class CanaryAudit:
     def names(self) -> list[str]:
         """Ids of the canaries."""
         return [one.canary for one in self._documents] if self._pictures is None else list(self._pictures.canaries)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The recipe of the audit of what was recorded, for `memlib.run`.
+
+        Raises:
+            UserError: without coins.
+        """
+        if self._home is None:
+            raise UserError("an audit needs the coins: give coins, the folder with coins.parquet")
+        epsilon, privacy = self._claim["claimed"], {name: self._claim[name] for name in ("delta", "scope")}
+        claim = None if epsilon is None else {"epsilon": epsilon, **privacy}
+        return {"audit": "canaries", "canaries": str(self._home), "losses": str(self.file), "privacy": claim}
 
     def encode(self, tokenizer: Any) -> None:
         """Encode documents as a tokenizer's tokens; pictures need none."""

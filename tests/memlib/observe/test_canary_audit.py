@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+import memlib
 from memlib.data.canaries.losses import read_losses, score_canaries
 from memlib.data.canaries.pictures import ALL_FILE, INSERT_FILE, read_pictures, write_pictures
 from memlib.data.canaries.plan import COINS_FILE, PLAN_FILE, read_coins
 from memlib.errors import UserError
+from memlib.findings import Findings
 from memlib.observe.canary_audit import CanaryAudit
 from memlib.observe.canary_pictures import unit_pictures
 from memlib.stats.canaries import Plan, audit_canaries
@@ -62,6 +64,23 @@ def test_a_plain_loop_stops_at_the_first_exact_stop(tmp_path: Path) -> None:
     assert audit.result.looked.stopped == recorded.stopped
     with pytest.warns(UserWarning, match=f"this training was stopped by the test of its canaries at look {recorded.stopped}"):
         CanaryAudit(folder, losses).begin(network(), step=ended)
+
+
+def test_the_loop_and_its_run_have_the_same_numbers(tmp_path: Path) -> None:
+    folder = made(tmp_path / "c", looks=5)
+    audit = CanaryAudit(folder, tmp_path / "l.parquet", coins=folder, epsilon=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(audit, folder, steps=50)
+    run = memlib.run(audit.recipe, store=str(tmp_path / "store"), quiet=True)
+    head, claim = (Findings.of_run(run.record).first(name) for name in ("canary_auc", "privacy_claim"))
+    assert audit.result is not None
+    assert audit.result.claim is not None
+    assert (head.value, head.p_value) == (audit.result.auc, audit.result.looked.p_value)
+    assert head.params["stopped"] == audit.result.looked.stopped
+    assert claim.p_value == audit.result.claim.p_value
+    with pytest.raises(UserError, match="an audit needs the coins"):
+        assert CanaryAudit(folder, tmp_path / "m.parquet").recipe
 
 
 def test_a_loop_that_did_not_see_the_canaries_goes_on(tmp_path: Path) -> None:
