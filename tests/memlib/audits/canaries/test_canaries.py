@@ -1,6 +1,7 @@
 """Audits of canaries as runs: looks and coins of their plan, words that follow, and nothing that says who was inserted."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ def test_a_training_that_remembers_is_shown_with_its_looks_and_its_page_is_verif
     page = Path(str(run.report)).read_text()
     for text in ("The looks", "Inserted canaries by score", "Is the training as private as claimed?", "epsilon, at least"):
         assert text in page
+    shutil.rmtree("c")  # a folder that was erased leaves a run that can be read and verified
     assert memlib.verify(run.id, store="store").problems == []
+    assert memlib.open(run.id, store="store").verdict.word == "shown"
 
 
 def test_nothing_that_is_stored_or_shown_says_which_canary_was_inserted() -> None:
