@@ -56,7 +56,8 @@ def test_tables_in_documents_have_the_printed_columns(monkeypatch: pytest.Monkey
     printing._print_findings(settle([row], alpha=0.05))
     columns = output.getvalue().splitlines()[0].split()
     assert columns[-1] == "verdict"
-    for path in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")):
+    by_hand = [path for path in ROOT.glob("docs/**/*.md") if path.parent.name != "made"]  # make docs writes the others
+    for path in (ROOT / "README.md", *by_hand):
         headings = [line for line in path.read_text().splitlines() if line.startswith("metric  ")]
         assert all(line.split() == columns for line in headings), path
         assert headings or path.name != "README.md"
