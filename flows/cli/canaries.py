@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memlib.observe.canary_likelihoods import EncodedCanary
     from memlib.stats.canaries import Plan
 
-FAILED, COINS_FILE = 1, "coins.parquet"
+FAILED = 1
 Spending = Literal["late", "equal", "last_half"]
 Statistic = Literal["auc_and_top", "auc"]
 Scope = Literal["checkpoints", "last"]
@@ -101,6 +101,7 @@ def make(
         Print the numbers as JSON.
     """
     from memlib.data.canaries import documents, pictures
+    from memlib.data.canaries.plan import COINS_FILE
     from memlib.data.canaries.secret_key import read_secret
     from memlib.stats.canaries import Plan
 
@@ -187,7 +188,7 @@ def check(
     from memlib.data.canaries.plan import coins_beside
 
     folder = folder.expanduser()
-    encoded, window = _encoded(folder, model)
+    encoded, window = _encoded(_documents(folder), model)
     limits = [limit for limit in (max_length, window) if limit is not None]
     longest = max(len(one.tokens) for one in encoded)
     problems, remarks = [], ["the training data were not checked; give --data, or use CanaryCallback"]
@@ -240,19 +241,20 @@ def score(
     """
     import pyarrow as pa
 
-    from memlib.data.canaries.documents import digest_of, read_documents
+    from memlib.data.canaries.documents import digest_of
     from memlib.data.canaries.losses import BASE_STEP, Recorded, write_losses
     from memlib.data.canaries.plan import read_plan
 
     if step <= BASE_STEP:
         raise UserError(f"the trained model is at step {step}; give the number of its optimizer steps, at least 1")
     folder = folder.expanduser()
-    encoded, _ = _encoded(folder, model)
+    documents = _documents(folder)
+    encoded, _ = _encoded(documents, model)
     known = [] if base is None else [_measured(base, None, encoded, BASE_STEP)]
     table = pa.concat_tables([*known, _measured(model, adapter, encoded, step)])
-    content = digest_of(read_documents(folder))
     plan = read_plan(folder)
-    write_losses(output.expanduser(), Recorded(table, {plan.looks: step}, canaries=content, plan=plan.digest))
+    recorded = Recorded(table, {plan.looks: step}, canaries=digest_of(documents), plan=plan.digest)
+    write_losses(output.expanduser(), recorded)
     console.print(f"losses of {count_of(len(encoded), 'canary', 'canaries')}: {output}", soft_wrap=True)
 
 
@@ -318,15 +320,20 @@ def audit(
     print_run(run.store, run.record)
 
 
-def _encoded(folder: Path, model: str) -> tuple[list[EncodedCanary], int | None]:
-    """Return the canaries as tokens of a model, and the length of its window."""
+def _documents(folder: Path) -> list[CanaryDocument]:
+    """Return the canaries of a folder, or of its all.jsonl, which are not pictures."""
     from memlib.data.canaries.documents import read_documents
     from memlib.data.canaries.pictures import is_of_pictures
-    from memlib.observe.canary_likelihoods import encode_canaries, load_tokenizer
 
     if is_of_pictures(folder):
         raise UserError(f"{folder} has canaries that are pictures: record their losses with CanaryAudit in the training")
-    documents = read_documents(folder)
+    return read_documents(folder)
+
+
+def _encoded(documents: Sequence[CanaryDocument], model: str) -> tuple[list[EncodedCanary], int | None]:
+    """Return the canaries as tokens of a model, and the length of its window."""
+    from memlib.observe.canary_likelihoods import encode_canaries, load_tokenizer
+
     tokenizer, window = load_tokenizer(model)
     return encode_canaries(documents, tokenizer, rendered=_rendered(documents, model)), window
 

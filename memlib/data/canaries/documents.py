@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from memlib.data.canaries.plan import EARLIER, Coins, check_count, drawing, reason, toss, write_folder
+from memlib.data.canaries.plan import EARLIER, Coins, check_count, drawing, ids_of, reason, toss, write_folder
 from memlib.data.canaries.secret_key import keyed_seed
 from memlib.data.text.formats import HOLE, Format, Space
 from memlib.errors import UserError
@@ -87,9 +87,8 @@ def draw_documents(form: Form, count: int, *, secret: bytes, seed: int | str) ->
     if form.prompt is not None:
         prompts = _filled(Format(form.prompt, {}, holes=False), count, rng, distinct=False)
     places = span_of(form)
-    width = len(str(count - 1))
-    drawn = zip(answers, prompts, strict=True)
-    return [CanaryDocument(f"canary-{row:0{width}}", text, places, prompt) for row, (text, prompt) in enumerate(drawn)]
+    drawn = zip(ids_of(count), answers, prompts, strict=True)
+    return [CanaryDocument(canary, text, places, prompt) for canary, text, prompt in drawn]
 
 
 def span_of(form: Form) -> tuple[int, int]:

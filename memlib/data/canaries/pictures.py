@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from memlib.data.canaries.plan import EARLIER, Coins, check_count, drawing, reason, toss, write_folder
+from memlib.data.canaries.plan import EARLIER, Coins, check_count, drawing, ids_of, reason, toss, write_folder
 from memlib.data.canaries.secret_key import keyed_seed
 from memlib.errors import UserError
 from memlib.stats.canaries import Plan
@@ -58,9 +58,7 @@ def draw_pictures(count: int, shape: tuple[int, int, int], classes: int, *, secr
     rng = np.random.default_rng(keyed_seed(secret, "canary pictures", seed))
     cells = rng.integers(0, 256, size=(count, -(-height // CELL), -(-width // CELL), channels), dtype=np.uint8)
     images = cells.repeat(CELL, axis=1).repeat(CELL, axis=2)[:, :height, :width]
-    digits = len(str(count - 1))
-    names = tuple(f"canary-{row:0{digits}}" for row in range(count))
-    return CanaryPictures(names, np.ascontiguousarray(images), rng.integers(0, classes, size=count))
+    return CanaryPictures(ids_of(count), np.ascontiguousarray(images), rng.integers(0, classes, size=count))
 
 
 def write_pictures(
@@ -108,8 +106,7 @@ def read_pictures(path: Path) -> CanaryPictures:
         raise UserError(f"cannot read the canaries of {file} ({reason(error)}); memlib canaries make writes them") from error
     if images.ndim != 4 or images.dtype != np.uint8 or labels.shape != (len(images),) or not len(images):
         raise UserError(f"{file} has no pictures with labels; use all.npz as memlib canaries make wrote it")
-    digits = len(str(len(images) - 1))
-    return CanaryPictures(tuple(f"canary-{row:0{digits}}" for row in range(len(images))), images, labels)
+    return CanaryPictures(ids_of(len(images)), images, labels)
 
 
 def _npz(**arrays: NDArray[np.generic]) -> bytes:

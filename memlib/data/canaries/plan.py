@@ -120,6 +120,17 @@ def check_count(count: int) -> None:
         raise UserError(f"{count} canaries are too few for a test; draw at least {FEWEST}, better 500")
 
 
+def ids_of(count: int) -> tuple[str, ...]:
+    """Return the ids of canaries in the order of their draw.
+
+    Example:
+        >>> ids_of(20)[:2]
+        ('canary-00', 'canary-01')
+    """
+    width = len(str(count - 1))
+    return tuple(f"canary-{row:0{width}}" for row in range(count))
+
+
 def planned_guesses(count: int) -> tuple[int, ...]:
     """Return the numbers of guesses for the bound of epsilon, given the number of canaries.
 
