@@ -1,13 +1,16 @@
 """The membership audit, from data or documents to report."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memlib.audits.arrangement import check_flow
 from memlib.audits.last_stages import run_id
+from memlib.audits.membership.documents.asked import AskDocuments, JoinScores, ask_for_documents, say_what_is_sent
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
 from memlib.audits.membership.documents.stages import (
     MakeDocuments,
@@ -35,19 +38,25 @@ from memlib.data.stages import Decode, DecodeBlock, HoldOut, Shard, TrainingData
 from memlib.data.subsets import TARGET, Subsets, name_of
 from memlib.identity import derive_seed
 from memlib.observe.models import Trained
+from memlib.observe.served import CheckService
 from memlib.observe.stages import CheckpointNorms
 from memlib.pipeline.stage import Artifact, Runner
 from memlib.runs.records import RunRecord
-from memlib.specs import ClassifierSpec, InfluenceSpec, OwnSpec, PretrainedSpec, SupervisedSpec
+from memlib.specs import ClassifierSpec, InfluenceSpec, OwnSpec, PretrainedSpec, ServedSpec, SupervisedSpec
 from memlib.training.pretrained import Pretrained, TakeOver
 from memlib.training.small_nets import TrainSubsets
+
+if TYPE_CHECKING:
+    from memlib.observe.service_checks import ServiceCheck
+    from memlib.observe.token_scores import TokenScores
 
 OF_EXAMPLES = (
     DecodeBlock, Decode, HoldOut, ReadColumns, ReadMembers, ReadOutputs, TrainSubsets, TrainSubset, FitEstimators, TrainOwn,
     Observe, CheckpointNorms, QueryTarget, Score, Report,
 )  # fmt: skip
 OF_DOCUMENTS = (
-    TakeOver, MakeDocuments, ReadDocumentMembers, TrainDocuments, ObserveDocuments, ScoreDocuments, ReportDocuments,
+    TakeOver, MakeDocuments, ReadDocumentMembers, TrainDocuments, ObserveDocuments, CheckService, AskDocuments, JoinScores,
+    ScoreDocuments, ReportDocuments,
 )  # fmt: skip
 STAGES = (*OF_EXAMPLES, *OF_DOCUMENTS)
 
@@ -78,6 +87,8 @@ def _absent_of_documents(recipe: DocumentsRecipe) -> set[type[Any]]:
         TakeOver: isinstance(recipe.model, PretrainedSpec),
         ReadDocumentMembers: recipe.target.is_external,
         TrainDocuments: recipe.trains,
+        ObserveDocuments: not recipe.sends_texts,
+        CheckService: recipe.is_served, AskDocuments: recipe.is_served, JoinScores: recipe.is_served,
     }
     return {*OF_EXAMPLES, *(stage for stage, is_used in used.items() if not is_used)}
 
@@ -107,6 +118,8 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
 
 def _audit_documents(runner: Runner, recipe: DocumentsRecipe) -> RunRecord | None:
     """Run the audit of documents: read them, train models on documents drawn by coins, score all documents under each."""
+    if recipe.is_served:
+        say_what_is_sent(runner, recipe)
     base = runner.run(TakeOver(recipe.model)) if isinstance(recipe.model, PretrainedSpec) else None
     corpus = runner.run(MakeDocuments(recipe.data, recipe.shortest, recipe.split.group, base))
     data, external = training_data(corpus), recipe.target.trained
@@ -115,13 +128,20 @@ def _audit_documents(runner: Runner, recipe: DocumentsRecipe) -> RunRecord | Non
     members = None if recipe.target.members is None else runner.run(ReadDocumentMembers(data, recipe.target.members, corpus))
     trained = runner.run_all([_language_model(recipe, each, corpus, base) for each in subsets])
     epoch, share = 0 if recipe.training is None else recipe.training.epochs, recipe.score.lowest
-    observed = [ObserveDocuments(corpus, model, epoch, share) for model in trained]
-    others = [ObserveDocuments(corpus, model, 0, share) for model in (external, base) if model is not None]
-    found = runner.run_all([*observed, *others])
-    of_base = found.pop() if base is not None else None
-    target = found.pop() if external is not None else found.pop(0)
+    of_base = None if base is None else runner.run(ObserveDocuments(corpus, base, 0, share, None))
+    found: list[Artifact[TokenScores]] = []
+    checks: list[Artifact[ServiceCheck]] = []
+    if recipe.is_served:
+        target, of_base, checks = ask_for_documents(runner, recipe, corpus, base, of_base)
+    else:
+        assert not isinstance(external, ServedSpec)
+        outside = [] if external is None else [ObserveDocuments(corpus, external, 0, share, of_base)]
+        observed = [ObserveDocuments(corpus, model, epoch, share, of_base) for model in trained]
+        target, *found = runner.run_all([*outside, *observed])
     shadows = [each for each in subsets if each.numbers != (TARGET,)]
-    scores = runner.run(ScoreDocuments(recipe, data, shadows, found, target, members, corpus, of_base))
+    scores = runner.run(
+        ScoreDocuments(recipe, data, shadows, found, target, members, corpus, of_base, checks=tuple(checks))
+    )  # fmt: skip
     report = runner.run(ReportDocuments(recipe, run_id(recipe, scores), scores, data, corpus))
     return runner.publish(recipe, scores, report, {"documents": corpus, "target": target})
 

@@ -273,6 +273,14 @@ def untested(row: Finding) -> Finding:
     return Finding(row.metric, row.params, row.value, row.n, ESTIMATE, row.interval) if row.is_test else row
 
 
+def voided(row: Finding) -> Finding:
+    """Turn a test into one that shows nothing, for data that cannot decide it; return other findings unchanged."""
+    if not row.is_test:
+        return row
+    adjusted = None if row.p_adjusted is None else 1.0
+    return replace(row, p_value=1.0, p_adjusted=adjusted, smallest_p=1.0, detectable=None, upper_bound=None, bound=None)
+
+
 def settle(
     rows: Iterable[Finding], *, alpha: float, adjust: Mapping[str, str] | None = None, headlines: Sequence[str] = ()
 ) -> Findings:

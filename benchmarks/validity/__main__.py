@@ -19,6 +19,7 @@ MODULES = (
     "unique_feature",
     "exposure",
     "documents",
+    "fine_tunes",
     "sweeps",
     "words",
     "power",

@@ -28,7 +28,7 @@ from memlib.audits.forgetting.trace import find_trace, residuals
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.controls import Checks, blind_baseline, difficulty_p
 from memlib.audits.membership.documents.audited import DocumentsAudited
-from memlib.audits.membership.documents.recipe import ATTACKS, OF_SHADOWS, DocumentsRecipe
+from memlib.audits.membership.documents.recipe import ATTACKS, OF_SHADOWS, OF_TOKENS, DocumentsRecipe
 from memlib.audits.membership.findings import summarize as summarize_members
 from memlib.audits.membership.privacy import guesses_of
 from memlib.audits.membership.units import Pool
@@ -312,24 +312,30 @@ def judge_documents(unit: str) -> Row:
     train(model, first, PRETRAINED, seed)
     start = {name: weights.clone() for name, weights in model.state_dict().items()}
 
-    def observed(rows: NDArray[np.int64], epochs: int, pool: NDArray[np.int64]) -> TokenScores:
+    def observed(
+        rows: NDArray[np.int64], epochs: int, pool: NDArray[np.int64], reference: TokenScores | None = None
+    ) -> TokenScores:
         """Return the scores of a pool of documents under the first model, fine-tuned on some."""
         model.load_state_dict(start)
         if epochs:
             train(model, rows, epochs, int(rng.integers(2**31)))
-        return token_scores(model.eval(), pool, np.ones(len(pool), np.int64), share=0.2, device=torch.device("cpu"))
+        return token_scores(
+            model.eval(), pool, np.ones(len(pool), np.int64), share=0.2, device=torch.device("cpu"),
+            reference=None if reference is None else reference.own, is_reference=reference is None,
+        )  # fmt: skip
 
     counts = {kind: np.zeros(3, dtype=np.int64) for kind in DOCUMENT_CELLS}
     for place, share in enumerate(OTHER.values()):
         pool = np.concatenate([members, texts(OF_EACH, (1 - share) * own + share * foreign, rng)])
         inside = toss(np.arange(len(pool)), range(DOCUMENT_SHADOWS), share=0.5, seed=derive_seed(seed, place) % 2**31)
-        base, shadows = observed(first, 0, pool), [observed(pool[coins], TUNED, pool) for coins in inside]
+        base = observed(first, 0, pool)
+        shadows = [observed(pool[coins], TUNED, pool, base) for coins in inside]
         known = text_features(" ".join(f"w{symbol}" for symbol in row) for row in pool.tolist())
         for kind, (target, at) in DOCUMENT_CELLS.items():
             if at != place:
                 continue
             seen = members if target.startswith("guilty") else elsewhere
-            scored = observed(seen, LONG if target.endswith("longer") else TUNED, pool)
+            scored = observed(seen, LONG if target.endswith("longer") else TUNED, pool, base)
             for _ in range(DRAWS):
                 rows = sides(rng, is_true=kind.startswith("innocent") and not share)
                 counts[kind] += judge(of_documents(rows, inside, scored, shadows, base, known))
@@ -359,7 +365,7 @@ def of_documents(
             "model": {"kind": "huggingface", "path": "base"}, "shadows": {"count": DOCUMENT_SHADOWS},
             "training": {"objective": {"kind": "language"}, "epochs": TUNED, "augment": None},
             "target": {"trained": {"kind": "huggingface", "path": "tuned"}, "members": "members.csv", "drawn": "fixed"},
-            "score": {"redraws": 999, "attacks": [*ATTACKS, *OF_SHADOWS]},
+            "score": {"redraws": 999, "attacks": [*ATTACKS, *OF_TOKENS, *OF_SHADOWS]},
         }
     )  # fmt: skip
     count, everything = len(rows), inside.shape[1]
@@ -379,7 +385,7 @@ def of_documents(
 def report_documents(rows: Sequence[Row]) -> Iterator[str]:
     """Report a grid of differences between the sides of documents."""
     yield f"{len(rows)} worlds of small GPT-2, pretrained on both sources and fine-tuned for {TUNED} epochs ({LONG} where trained twice as long) on {OF_EACH} documents; {DOCUMENT_SHADOWS} shadow models on"
-    yield f"halves of the pool; {DRAWS} draws each of {ON_A_SIDE} members and {ON_A_SIDE} non-members, as declared (fixed); all eight attacks. Innocent targets saw other documents of the"
+    yield f"halves of the pool; {DRAWS} draws each of {ON_A_SIDE} members and {ON_A_SIDE} non-members, as declared (fixed); all ten attacks. Innocent targets saw other documents of the"
     yield "members' law. Withdrawn: by the scores of models that did not see them, or by their words."
     yield ""
     flat = [

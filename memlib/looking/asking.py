@@ -579,7 +579,7 @@ def _of_texts(things: Sequence[Thing], said: Said, folder: str) -> Asked:
     if adapter:
         target["adapter"] = adapter[0].path
     compared = bool(adapter) or base is not models[0]
-    attacks = [*(["ratio"] if compared else []), *OF_TEXTS]
+    attacks = [*(["ratio", "ez", "wbc"] if compared else []), *OF_TEXTS]
     split = {"split": {"group": {"path": f"{folder}/{PERSONS_FILE}"}}} if persons else {}
     quick = _membership(
         said,

@@ -65,6 +65,7 @@ from memlib.specs.models import (
 )
 from memlib.specs.observing import ExternalClassifierSpec, InfluenceSpec, OutputsSpec, OwnSpec, ProbeSpec, Tie
 from memlib.specs.resources import Needs, Resources
+from memlib.specs.served import ServedSpec
 from memlib.specs.text import (
     JsonLinesSource,
     MailSource,
@@ -178,6 +179,7 @@ __all__ = [
     "ScenesSource",
     "SecretsSpec",
     "SequenceModelSpec",
+    "ServedSpec",
     "SetSpec",
     "SimCLRSpec",
     "SourceSpec",

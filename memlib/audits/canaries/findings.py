@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import scipy.stats
 from numpy.typing import NDArray
 
+from memlib.audits.canaries.asked import returned_p
 from memlib.audits.canaries.recipe import CLAIM, HEADLINE, HEADLINES, PrivacySpec, Recipe
 from memlib.audits.canaries.tables import LOOKS
-from memlib.data.canaries.losses import CanaryScores, Recorded, score_canaries
+from memlib.data.canaries.losses import CanaryScores, Recorded, Served, score_canaries
 from memlib.data.canaries.plan import Coins
 from memlib.findings import (
     DESCRIPTIVE,
@@ -28,7 +31,9 @@ from memlib.findings import (
     settle,
     tested,
     untested,
+    voided,
 )
+from memlib.observe.served import noise_said, void_of
 from memlib.report.format import format_interval, say_p
 from memlib.sanitize import count_of
 from memlib.stats.canaries import CanaryResult, Plan, audit_canaries
@@ -36,6 +41,7 @@ from memlib.stats.randomization import detectable
 from memlib.tables import CURVES, point
 
 MOST_PARTS, FEWEST_IN_PART = 10, 20  # of the curve of scores
+FEWEST_RETURNED = 5  # whole endings with which 2^-h is below .05
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,9 @@ class Evidence:
     result: CanaryResult
     plan: Plan
     is_planned: bool  #: False if the step was chosen in the recipe, so that nothing is tested.
+    void: str  #: why the answers of a service decide nothing; "" if they do.
+    noise: str  #: a sentence on the service's noise beside the scores' spread; "" without one.
+    names: Sequence[str]  #: the canaries as they are named in the losses.
     claim: PrivacySpec | None  #: what the owner claims.
 
     @classmethod
@@ -68,7 +77,13 @@ class Evidence:
             {look: scores.values[step] for look, step in looks.items()}, coins.inside, plan, guesses=coins.guesses,
             repeats=coins.repeats, seed=coins.seed, **recipe.claim,
         )  # fmt: skip
-        return cls(coins, recorded, looks, scores, result, plan, recipe.step is None, recipe.privacy)
+        spread = float(np.nanstd(scores.values[looks[result.decisive]] / _tokens(recorded, names, looks[result.decisive])))
+        asked = recorded.asked
+        void = "" if asked is None else void_of(asked.noise, spread, asked.changed)
+        noise = "" if asked is None else noise_said(asked.noise, spread)
+        return cls(
+            coins, recorded, looks, scores, result, plan, recipe.step is None, void, noise, names, recipe.privacy
+        )  # fmt: skip
 
     @property
     def final(self) -> NDArray[np.float64]:
@@ -99,8 +114,11 @@ def summarize(found: Evidence) -> pa.Table:
     be asked both questions.
     """
     rows = [_memory(found), *_bounds(found), *_by_look(found)]
+    if found.void:
+        rows = [voided(row) for row in rows if row.metric in ("canary_auc", "auc_at_look")]
     if not found.is_planned:  # nothing is tested, and nothing bounded, at a step that was chosen afterwards
         rows = [untested(row) for row in rows if row.metric in ("canary_auc", "auc_at_look")]
+    rows += _returns(found)
     settled = settle(rows, alpha=found.plan.alpha, headlines=HEADLINES)
     judged = Findings(_judged(row, found.plan.alpha) if row.is_test and row.family == CLAIM else row for row in settled)
     return judged.table(verdict(judged))
@@ -131,6 +149,8 @@ def _memory(found: Evidence) -> Finding:
         params["not_compared"] = why
     if found.recorded.stopped is not None:
         params["ended_by"] = found.recorded.stopped
+    if found.recorded.asked is not None:
+        params |= _of_service(found, found.recorded.asked)
     inside = result.num_inserted
     deviation = math.sqrt((result.num_canaries + 1) / (12 * inside * (result.num_canaries - inside)))
     share = result.looked.spent[result.made[-1] - 1]
@@ -140,6 +160,39 @@ def _memory(found: Evidence) -> Finding:
         null_value=0.5, interval=Interval(*result.auc_interval, "canaries"), either_direction=True,
         detectable=_shifted(detectable(deviation, plan.alpha * share)) if can_stop else None,
         smallest_p=1 / (plan.redraws + 1) if can_stop else 1.0,
+    )  # fmt: skip
+
+
+def _tokens(recorded: Recorded, names: Sequence[str], step: int) -> NDArray[np.float64]:
+    """Return the number of tokens of each canary at a step, (num_canaries,); 1 where it is not known."""
+    rows = recorded.table.filter(pc.equal(recorded.table["step"], step))
+    known = dict(zip(rows["canary"].to_pylist(), rows["tokens"].to_pylist(), strict=True))
+    return np.maximum(1.0, [known.get(name, 1) for name in names])
+
+
+def _of_service(found: Evidence, asked: Served) -> dict[str, Any]:
+    """Return the params of a finding that rests on the answers of a service."""
+    params: dict[str, Any] = {"level": asked.level, "host": asked.host, "served": asked.model, "requests": asked.requests}
+    params |= {"draws": asked.draws} if asked.draws else {"noise": asked.noise}
+    params |= {"noise_said": found.noise} if found.noise else {}
+    return params | ({"void": found.void} if found.void else {})
+
+
+def _returns(found: Evidence) -> Iterator[Finding]:
+    """Yield how many endings came back whole, and the share of inserted canaries of which one did, beside the test."""
+    asked = found.recorded.asked
+    if asked is None or not asked.returned:
+        return
+    came = np.array([asked.returned[name] > 0 for name in found.names])
+    inside, hits = found.coins.inside, int((came & found.coins.inside).sum())
+    params = {"draws": asked.draws, "of_inserted": hits}
+    if found.is_planned and not found.void:
+        params["alone"] = round(returned_p(came, inside), 6)
+    yield diagnostic("endings_returned", params, int(came.sum()), n=len(came))
+    low, high = scipy.stats.binomtest(hits, int(inside.sum())).proportion_ci(0.95, method="exact")
+    yield estimate(
+        "inserted_returned", {"draws": asked.draws}, hits / inside.sum(), n=int(inside.sum()),
+        interval=Interval(float(low), float(high), "canaries"),
     )  # fmt: skip
 
 
@@ -212,7 +265,10 @@ def verdict(rows: Findings) -> Verdict:
     """Return the verdict of the run."""
     head = rows.head
     claim = _of_claim(rows.get("privacy_claim")) or head.params.get("not_compared", "")
-    said = " ".join(filter(None, (_numbers(head), *_of_looks(head), claim)))
+    said = " ".join(filter(None, (_numbers(head), *_of_looks(head), *_of_answers(rows), claim)))
+    if void := head.params.get("void"):
+        sentence = "That the training remembers its canaries was not shown: the service's answers decide nothing."
+        return Verdict(INCONCLUSIVE, sentence, f"{void} {said}")
     if not head.is_test:
         sentence = "Nothing was tested: the step was chosen after the plan of the looks was made."
         return Verdict(DESCRIPTIVE, sentence, said)
@@ -229,11 +285,30 @@ def _numbers(head: Finding) -> str:
     params = head.params
     statistic = "the AUC and the highest scores together" if params["statistic"] != "auc" else "the AUC alone"
     score = "the base model's loss minus the trained model's" if params["relative"] else "minus the loss of the trained model"
+    if params.get("draws"):
+        score = f"how near {count_of(params['draws'], 'answer comes', 'answers come')} to its ending"
     p = f"; {statistic}: {say_p(head.p_adjusted)}, level {head.alpha:g}" if head.is_test else ""
     return (
         f"{params['inserted']:,} of {head.n:,} canaries were inserted. At step {params['step']:,}, an inserted one had the "
         f"better score ({score}) with probability {head.value:.3f} (95 % interval {format_interval(head)}{p})."
     )
+
+
+def _of_answers(rows: Findings) -> Iterator[str]:
+    """Yield what a service returned, and its noise."""
+    params, came = rows.head.params, rows.get("endings_returned")
+    if "level" in params:
+        given = "log probabilities of the canaries" if params["level"] == "scores" else "generated text alone"
+        yield f"The model was asked behind a service ({params['host']}), for {given}."
+    if came is not None:
+        few = "" if came.value >= FEWEST_RETURNED else f" Below {FEWEST_RETURNED}, nothing can be shown by these alone."
+        alone = f" ({say_p(came.params['alone'])} by itself)" if "alone" in came.params else ""
+        yield (
+            f"{count_of(int(came.value), 'ending', 'endings')} came back whole, {came.params['of_inserted']} of them of "
+            f"inserted canaries{alone}.{few}"
+        )
+    if said := params.get("noise_said"):
+        yield said
 
 
 def _of_looks(head: Finding) -> Iterator[str]:

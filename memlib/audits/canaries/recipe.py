@@ -1,10 +1,10 @@
 """The recipe of an audit of canaries in a training elsewhere."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from memlib.specs import Spec
+from memlib.specs import ServedSpec, Spec
 from memlib.specs.base import MOST_NUMBER, MOST_STEPS
 from memlib.specs.question import PageSpec
 
@@ -31,22 +31,50 @@ class PrivacySpec(Spec):
     accountant counts on hidden steps. The bound of the latter uses the last look alone."""
 
 
+class AnswersSpec(Spec):
+    """How a service is asked for canaries, where it scores no given text: their beginnings are sent, and what it answers is
+    compared with their endings."""
+
+    known: float = Field(default=0.5, gt=0, lt=1)
+    """Share of the random part that is sent with the beginning; the rest is the ending."""
+    draws: int = Field(default=4, ge=1, le=1000)
+    """Number of answers to each beginning."""
+    temperature: float = Field(default=1.0, ge=0, le=10)
+    """Temperature of the answers."""
+
+
 class Recipe(Spec):
-    """Canaries that were made by memlib canaries make, and the losses that a training recorded. Level, looks and statistic
-    are those of the canaries' plan."""
+    """Canaries that were made by memlib canaries make, and the losses that a training recorded, or a service that is asked
+    for them. Level, looks and statistic are those of the canaries' plan."""
+
+    added_later: ClassVar[frozenset[str]] = frozenset({"service", "base", "answers"})
 
     audit: Literal["canaries"] = "canaries"
     title: str = "Canaries"
     """Heading of the report."""
     canaries: str
     """Folder of the canaries, with coins.parquet."""
-    losses: str
+    losses: str | None = None
     """File of the losses, as written by CanaryAudit, a callback or memlib canaries score."""
+    service: ServedSpec | None = None
+    """The trained model behind a service, instead of losses: it is the last planned look."""
+    base: ServedSpec | None = None
+    """The model before the training behind a service, whose losses are taken off; null: none."""
+    answers: AnswersSpec = AnswersSpec()
+    """How a service that scores no given text is asked."""
     privacy: PrivacySpec | None = None
     """The claim to be tested."""
     step: int | None = Field(default=None, ge=1, le=MOST_STEPS)
     """Step of another model than those of the planned looks, chosen now: nothing is tested."""
     report: PageSpec = PageSpec()
+
+    @model_validator(mode="after")
+    def _has_one(self) -> "Recipe":
+        if (self.losses is None) == (self.service is None):
+            raise ValueError(f"give one of losses and service, not {'both' if self.losses else 'neither'}")
+        if self.base is not None and self.service is None:
+            raise ValueError("base is asked beside service; a file of losses has those of its base model itself")
+        return self
 
     @property
     def claim(self) -> dict[str, Any]:

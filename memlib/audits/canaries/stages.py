@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,12 +15,12 @@ import pyarrow as pa
 from memlib.audits.canaries.recipe import Recipe
 from memlib.audits.canaries.tables import LOOKS
 from memlib.audits.last_stages import CURVES_FILE, SUMMARY_FILE, UNITS_FILE, PageStage, ScoresStage
-from memlib.data.canaries.losses import LOSSES, Recorded, read_losses
+from memlib.data.canaries.losses import LOSSES, Recorded, Served, read_losses
 from memlib.data.canaries.plan import Coins, read_coins
 from memlib.errors import UserError
 from memlib.identity import file_digest
 from memlib.pipeline.provenance import Declared
-from memlib.pipeline.stage import UNKEYED, Artifact, Stage
+from memlib.pipeline.stage import UNKEYED, AnyArtifact, Artifact, Stage
 from memlib.pipeline.tables import Tables
 from memlib.store import Attempt
 from memlib.tables import CURVES, SUMMARY, read_table, write_table
@@ -63,17 +63,30 @@ class ReadLosses(Stage[Recorded]):
         hidden = {name: pseudonym(name, coins) for name in recorded.table["canary"].unique().to_pylist()}
         names = pa.array([hidden[name] for name in recorded.table["canary"].to_pylist()], pa.string())
         table = recorded.table.set_column(recorded.table.column_names.index("canary"), "canary", names)
-        write_table(table.sort_by([("step", "ascending"), ("canary", "ascending")]), LOSSES, attempt.path(LOSSES_FILE))
-        looks = {name: getattr(recorded, name) for name in KEPT}
-        attempt.path(LOOKS_FILE).write_text(json.dumps(looks), encoding="utf-8")
+        keep(attempt, replace(recorded, table=table))
 
     @classmethod
     def open(cls, artifact: Artifact[Recorded]) -> Recorded:
         """Return the losses; canaries have pseudonyms."""
-        said = json.loads(artifact.path(LOOKS_FILE).read_text(encoding="utf-8"))
-        looks = {int(look): step for look, step in said["looks"].items()}
-        others = {name: said[name] for name in KEPT if name not in ("looks", "repeated")}
-        return Recorded(read_table(artifact.path(LOSSES_FILE)), looks, tuple(said["repeated"]), **others)
+        return kept(artifact)
+
+
+def keep(attempt: Attempt, recorded: Recorded) -> None:
+    """Write losses, whose canaries have pseudonyms, in their order: losses.parquet and looks.json."""
+    table = recorded.table.sort_by([("step", "ascending"), ("canary", "ascending")])
+    write_table(table, LOSSES, attempt.path(LOSSES_FILE))
+    said = {name: getattr(recorded, name) for name in KEPT}
+    said |= {} if recorded.asked is None else {"asked": asdict(recorded.asked)}
+    attempt.path(LOOKS_FILE).write_text(json.dumps(said), encoding="utf-8")
+
+
+def kept(artifact: AnyArtifact) -> Recorded:
+    """Return the losses that `keep` wrote."""
+    said = json.loads(artifact.path(LOOKS_FILE).read_text(encoding="utf-8"))
+    looks = {int(look): step for look, step in said["looks"].items()}
+    others = {name: said[name] for name in KEPT if name not in ("looks", "repeated")}
+    asked = Served(**{**said["asked"], "remarks": tuple(said["asked"]["remarks"])}) if "asked" in said else None
+    return Recorded(read_table(artifact.path(LOSSES_FILE)), looks, tuple(said["repeated"]), **others, asked=asked)
 
 
 def pseudonym(name: str, coins: Coins) -> str:

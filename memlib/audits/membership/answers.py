@@ -15,7 +15,8 @@ from memlib.findings import DESCRIPTIVE, SHOWN, Findings
 from memlib.pipeline.tables import Tables
 
 ATTACKS = (
-    "lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap", "trajectory", "ratio", "min_k", "zlib",
+    "lira", "lira_offline", "rmia", "rmia_offline", "calibrated_loss", "loss", "gap", "trajectory", "ratio", "ez", "wbc",
+    "min_k", "zlib",
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from memlib.audits.membership.recipe import FEWEST_COMPARED, Recipe
 from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.units import Copies, Pool, Units, units_of
 from memlib.data.blind_features import BlindFeatures
+from memlib.findings import Finding
 from memlib.identity import derive_seed
 from memlib.stats.coins import counts_p
 from memlib.stats.counterfactual import Differences, influence, memorization
@@ -118,6 +119,16 @@ class Audited:
         if not (is_declared and len(self.inside) >= FEWEST_COMPARED and enough):
             return None
         return np.stack([mean_odds(shadows)[1], *self.others])
+
+    @property
+    def void(self) -> str:
+        """Why the target's answers decide nothing; "" if they do."""
+        return ""
+
+    @property
+    def service(self) -> Sequence[Finding]:
+        """What was asked of a service, if the target is behind one."""
+        return []
 
     @property
     def others(self) -> Sequence[Scores]:

@@ -15,7 +15,7 @@ from memlib.audits.membership.privacy import privacy_findings
 from memlib.audits.membership.rankings import ModelResult, Ranking, Scores, point_at
 from memlib.audits.membership.recipe import ALL_MODELS, HEADLINES, MEMBERS, MOST_COPIED, MOST_UNPAIRED
 from memlib.audits.membership.verdict import verdict
-from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested, untested
+from memlib.findings import Finding, Interval, diagnostic, estimate, settle, tested, untested, voided
 from memlib.identity import derive_seed
 from memlib.stats.clusters import intraclass_correlation
 from memlib.stats.coins import all_targets_p, smallest_p
@@ -47,7 +47,9 @@ def summarize(audited: Audited, more: list[Finding]) -> pa.Table:
     rows += _model_rows(audited)
     rows += _levels(audited)
     rows += _memorization_rows(audited) if audited.has_memorization else []
-    rows += more
+    rows += [*audited.service, *more]
+    if audited.void:
+        rows = [voided(row) for row in rows]
     if not audited.is_tested:
         rows = [untested(row) if row.family in HEADLINES else row for row in rows]
     settled = settle(rows, alpha=audited.recipe.score.level, headlines=HEADLINES)

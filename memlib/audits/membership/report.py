@@ -14,6 +14,7 @@ from memlib.audits.membership.sections import (
     declared_section,
     hidden_section,
     persons_section,
+    service_section,
     slices_section,
     structure_section,
 )
@@ -73,7 +74,9 @@ _WITHOUT_SHADOWS = (
 _OF_TEXTS = (
     "Method: scores are of a document's own tokens, in windows that hold nothing else. The log ratio compares the "
     "document's mean log probability with that under the pretrained model or, without one, with its mean under shadow "
-    "models that were not trained on it; Min-K%++ (Zhang et al. 2024) is the mean of the lowest log probabilities, "
+    "models that were not trained on it; the error zone (EZ, Ilic et al. 2026) adds up what single tokens gain beside the "
+    "pretrained model, over what they lose, where the target's likeliest token is wrong; windows (WBC, Chen et al. 2026) are "
+    "the share of runs of tokens with a gain; Min-K%++ (Zhang et al. 2024) is the mean of the lowest log probabilities, "
     "standardized over the vocabulary at each place; the zlib ratio (Carlini et al. 2021) divides by the compressed size. "
     "Shadow models are trained like the target, each on documents drawn by independent coins. Thresholds are order "
     "statistics of the non-members. Tests redraw the target's coins; all attacks share one level (max-T, Westfall and Young "
@@ -128,6 +131,7 @@ def compose(
             _memorization_section(findings, tables.get("examples"), tables["units"], show, recipe),
             _influence_section(findings, tables.get("influence"), show),
             structure_section(findings),
+            service_section(findings),
             _models_section(findings, tables["models"], recipe),
             Section("What was run", method, facts_table(_facts(recipe, sizes, findings))),
         ],

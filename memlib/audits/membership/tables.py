@@ -6,7 +6,7 @@ from memlib.tables import FLAG, FLOAT, INT, TEXT, Column, Table
 
 UNITS = Table(
     name="units",
-    version=3,
+    version=4,
     meaning="One row per example or, with groups, per person: what each attack says of its membership in the target's "
     "training set. Larger scores speak for membership. Where a declared draw was tested beside enough shadow models, "
     "attacks' scores are normal scores less what difficulty (log_odds_out) explains, which is what was tested.",
@@ -33,6 +33,8 @@ UNITS = Table(
             "log likelihood ratio over several epochs; of persons, -log of its tail",
         ),
         Column("ratio", FLOAT, "nat", "documents: mean log probability per token minus that of the pretrained or out models"),
+        Column("ez", FLOAT, "", "documents: log of gains over losses beside the pretrained model, in wrong tokens (Ilic 2026)"),
+        Column("wbc", FLOAT, "fraction", "documents: windows of tokens with a gain beside the pretrained model (Chen 2026)"),
         Column("min_k", FLOAT, "", "documents: Min-K%++, mean of the lowest standardized log probabilities (Zhang 2024)"),
         Column("zlib", FLOAT, "", "documents: log probability relative to the compressed size, in bits (Carlini 2021)"),
         Column("scores", FLOAT, "", "scores of an attack elsewhere, larger for members; null unless they were given"),

@@ -31,6 +31,8 @@ NAMES = {
     "gap": "right answers alone",
     "trajectory": "the trajectory through training",
     "ratio": "the log ratio to the reference",
+    "ez": "the error zone (EZ)",
+    "wbc": "windows (WBC)",
     "min_k": "Min-K%++",
     "zlib": "the zlib ratio",
     "scores": "the given scores",
@@ -103,6 +105,11 @@ def _tail_limits(recipe: Recipe, per_class: int) -> Iterator[str]:
 
 
 def _text_limits(recipe: Recipe) -> Iterator[str]:
+    if getattr(recipe, "is_served", False):
+        yield (
+            "not possible with the access of a service: Min-K%++, which needs the whole vocabulary's probabilities, and attacks "
+            "by shadow models"
+        )
     if recipe.target.is_external:
         yield (
             "documents are scored in windows of data.window tokens, each from its own start; a target that was trained on "
@@ -177,6 +184,9 @@ def _sentence(word: Word, findings: Findings) -> str:
             f"or names more than {percent(ceiled(10 * most) / 10)} of the members at "
             f"{percent(tails[0].params['false_alarms'])} false alarms{_by_one(findings.head)} (95 % limits)."
         )
+    service = findings.get("service")
+    if word == INCONCLUSIVE and service is not None and "void" in service.params:
+        return "The service's answers decide nothing about members and non-members."
     if word == INCONCLUSIVE:
         return "Members could not be told from non-members; this does not show that nobody can."
     head, declared, unpaired = findings.head, findings.get("declared_draw"), findings.get("unpaired")
@@ -231,7 +241,10 @@ def _refuted(claim: Finding) -> str:
 
 def _explained(word: Word, findings: Findings, recipe: Recipe) -> Iterator[str]:
     """Yield the sentences behind the verdict."""
-    head = findings.head
+    head, service = findings.head, findings.get("service")
+    if service is not None:
+        yield f"The model was asked behind a service ({service.params['host']})."
+        yield from (service.params[name] for name in ("void", "noise_said") if name in service.params)
     if word == DESCRIPTIVE:
         yield from _contradicted(findings)
     yield from _compared(head)

@@ -37,6 +37,23 @@ LOSSES = Table(
 
 
 @dataclass(frozen=True)
+class Served:
+    """What is known of a service that was asked for canaries, and of its answers."""
+
+    host: str  #: host, model: where it is, and its name there.
+    model: str
+    level: str  #: what it gives: scores, probabilities or text.
+    said: str  #: the level, in a sentence.
+    requests: int  #: number of requests.
+    noise: float  #: difference of mean log probabilities between equal requests, in nats a token.
+    changed: str  #: how the model changed during the audit; "" if it did not.
+    remarks: tuple[str, ...]
+    draws: int  #: number of answers to each beginning; 0 where given texts were scored.
+    #: by canary, the number of answers that brought the whole ending back; empty where given texts were scored.
+    returned: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Recorded:
     """The losses of canaries that a training recorded."""
 
@@ -47,6 +64,7 @@ class Recorded:
     stopped: int | None = None  #: the look at which the test stopped the training, if the coins were at hand.
     canaries: str = ""  #: digest of the canaries; "" in files of earlier versions.
     plan: str = ""  #: digest of the plan of the looks; "" in files of earlier versions.
+    asked: "Served | None" = None  #: the service that was asked; None for losses that a training recorded.
 
     def looks_in(self, plan: Plan) -> dict[int, int]:
         """Return the step of each look of a plan that was made; the base model is no look.

@@ -9,7 +9,8 @@ import torch
 
 from memlib.errors import RunError
 from memlib.models.sequence import LanguageModel, build_language_model
-from memlib.observe.token_scores import TokenScores, lowest_mean, token_scores, zlib_ratio
+from memlib.observe import token_scores as module
+from memlib.observe.token_scores import WINDOWS, Keeping, TokenScores, lowest_mean, token_scores, zlib_ratio
 from memlib.specs import LanguageSpec
 
 CPU = torch.device("cpu")
@@ -104,9 +105,80 @@ def test_lowest_mean_takes_one_value_at_least() -> None:
     assert lowest_mean(np.array([3.0, 1.0, 2.0]), 0.2) == 1.0
 
 
-def test_token_scores_round_trip_through_a_file(tmp_path: Any) -> None:
-    values = np.arange(3.0)
-    TokenScores(values, values + 1, values + 2, values + 3).save(tmp_path / "scores.npz")
-    read = TokenScores.load(tmp_path / "scores.npz")
-    assert read.log_p.tolist() == [1, 2, 3]
-    assert read.correct.tolist() == [3, 4, 5]
+def drawn(*lengths: int, seed: int = 0) -> tuple[TokenScores, list[Any], list[Any]]:
+    """Return documents with random gains, and the gains and right tokens of each as lists."""
+    rng = np.random.default_rng(seed)
+    reference = rng.normal(-3, 1, sum(lengths)).astype(np.float32)
+    kept, gains, right, place = Keeping(reference), [], [], 0
+    for length in lengths:
+        gained, sure = rng.standard_t(2, length), rng.random(length) < 0.6
+        kept.add(reference[place : place + length] + gained, sure)
+        gains.append(kept._gains[-1].astype(float).tolist())
+        right.append(sure.tolist())
+        place += length
+    return kept.scores, gains, right
+
+
+def plain_error_zone(gains: list[float], right: list[bool]) -> float:
+    zone = [gain for gain, is_right in zip(gains, right, strict=True) if not is_right] or gains
+    return math.log((sum(max(gain, 0) for gain in zone) + 1e-3) / (sum(max(-gain, 0) for gain in zone) + 1e-3))
+
+
+def plain_windows(gains: list[float]) -> float:
+    shares = []
+    for length in [length for length in WINDOWS if length <= len(gains)] or [1]:
+        sums = [sum(gains[start : start + length]) for start in range(len(gains) - length + 1)]
+        shares.append(sum(one > 0 for one in sums) / len(sums))
+    return sum(shares) / len(shares)
+
+
+@pytest.mark.parametrize("at_once", [1, 50, 2**22])
+def test_error_zone_and_windows_equal_plain_versions(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", at_once)  # documents of one block, or of several
+    scores, gains, right = drawn(10, 1, 3, 61, 40, 2, 41, 7)
+    expected = [plain_error_zone(*one) for one in zip(gains, right, strict=True)]
+    np.testing.assert_allclose(scores.error_zone(), expected, atol=1e-9)
+    np.testing.assert_allclose(scores.windows(), [plain_windows(one) for one in gains])
+
+
+def test_where_no_token_is_wrong_the_error_zone_is_the_whole_document() -> None:
+    reference = np.full(8, -2.0, dtype=np.float32)
+    kept = Keeping(reference)
+    kept.add(reference[:4] + np.array([1.0, 1.0, -0.5, 0.5]), np.ones(4, dtype=bool))
+    kept.add(reference[4:], np.ones(4, dtype=bool))  # of which both models know as much
+    np.testing.assert_allclose(kept.scores.error_zone(), [math.log(2.501 / 0.501), 0.0])
+
+
+def test_the_sign_of_a_small_gain_survives_beside_large_log_probabilities() -> None:
+    reference = np.array([-11.0, -11.0], dtype=np.float32)
+    kept = Keeping(reference)
+    kept.add(reference.astype(np.float64) + [1e-5, -1e-5], np.zeros(2, dtype=bool))
+    gains = kept.scores.gains
+    assert gains is not None
+    assert np.sign(gains).tolist() == [1, -1]
+    assert len(set(kept.scores.own.tolist())) == 1  # rounded by itself, each would lose it
+
+
+def test_a_model_is_compared_with_its_reference_token_by_token() -> None:
+    base, tuned = model(), build_language_model(LanguageSpec(width=8, layers=1, embedding=4), 8, WINDOW, seed=3).eval()
+    alone = token_scores(base, *windows_of(DOCUMENTS), share=0.3, device=CPU, is_reference=True)
+    found = token_scores(tuned, *windows_of(DOCUMENTS), share=0.3, device=CPU, reference=alone.own)
+    assert alone.gains is None
+    assert alone.own.dtype == np.float32
+    assert found.gains is not None
+    assert found.gains.dtype == found.own.dtype == np.float16
+    ratios = np.add.reduceat(found.gains.astype(float), found.places[:-1])
+    np.testing.assert_allclose(ratios, found.log_p - alone.log_p, atol=2e-2)
+    itself = token_scores(base, *windows_of(DOCUMENTS), share=0.3, device=CPU, reference=alone.own)
+    assert not itself.gains.any()  # type: ignore[union-attr]
+    counts = [int(found.is_right(*found.places[place : place + 2].tolist()).sum()) for place in range(len(DOCUMENTS))]
+    np.testing.assert_allclose(counts, found.correct * found.tokens)
+
+
+def test_token_scores_round_trip_through_files(tmp_path: Any) -> None:
+    scores = drawn(5, 3)[0]
+    scores.save(tmp_path)
+    read = TokenScores.load(sorted(tmp_path.iterdir()))
+    assert read.log_p.tolist() == scores.log_p.tolist()
+    assert read.error_zone().tolist() == scores.error_zone().tolist()
+    assert read.windows().tolist() == scores.windows().tolist()

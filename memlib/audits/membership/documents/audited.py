@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +15,12 @@ from memlib.audits.membership.rankings import Scores, Signal
 from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.units import Copies, Pool, Units, units_of
 from memlib.data.blind_features import BlindFeatures
+from memlib.findings import Finding, diagnostic
+from memlib.observe.served import noise_said, void_of
+from memlib.observe.service_checks import ServiceCheck
 from memlib.observe.token_scores import TokenScores, zlib_ratio
-from memlib.stats.shadows import by_person
+from memlib.specs import ServedSpec
+from memlib.stats.shadows import by_person, log_p
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class DocumentsAudited(Audited):
     base: NDArray[np.float64] | None = (
         None  #: (num_documents,) mean log probability under the pretrained model, if there is one.
     )
+    checks: Sequence[ServiceCheck] = ()  #: tests of services that were asked, before and after.
 
     @classmethod
     def of(
@@ -53,6 +58,7 @@ class DocumentsAudited(Audited):
         known: BlindFeatures,
         nobody: pa.Table,
         copies: Copies | None = None,
+        checks: Sequence[ServiceCheck] = (),
     ) -> Self:
         """Return the listed documents with their scores.
 
@@ -65,6 +71,7 @@ class DocumentsAudited(Audited):
             compressed: (num_documents,) bytes of the compressed texts.
             nobody: table without rows, with the columns of tables.SPLITS.
             copies: copies of members among the listed documents.
+            checks: tests of services that were asked, before and after.
         """
         signals = {
             name: Signal(score[0][listed], score[1:][:, listed])
@@ -74,7 +81,7 @@ class DocumentsAudited(Audited):
             recipe=recipe, pool=pool, rows=rows, member=member[listed], target=answers_of([target]).of(listed),
             shadows=answers_of(shadows, len(listed)).of(listed), inside=inside[:, listed], held_out=nobody,
             is_drawn=recipe.is_drawn, scores=signals, known=replace(known, values=known.values[listed]), copies=copies,
-            base=None if base is None else base.mean_log_p[listed],
+            base=None if base is None else base.mean_log_p[listed], checks=checks,
         )  # fmt: skip
 
     @cached_property
@@ -112,6 +119,37 @@ class DocumentsAudited(Audited):
         return [np.bincount(self.pool.groups, weights=self.base) / np.bincount(self.pool.groups)]
 
     @property
+    def spread(self) -> float:
+        """Standard deviation of the documents' mean log probabilities, beyond the pretrained model's if there is one."""
+        own = self.scores["ratio"].target if "ratio" in self.scores else log_p(self.target.odds[0, 0])
+        return float(np.std(own))
+
+    @property
+    def noise(self) -> float:
+        """Largest difference of a text's mean log probability between equal requests to the services, in nats a token."""
+        return max((check.noise_of_texts for check in self.checks), default=0.0)
+
+    @property
+    def void(self) -> str:
+        """Why the answers of a service decide nothing; "" if they do."""
+        return void_of(self.noise, self.spread, next((check.changed for check in self.checks if check.changed), ""))
+
+    @property
+    def service(self) -> Sequence[Finding]:
+        """What was asked of a service."""
+        if not self.checks:
+            return []
+        trained = self.recipe.target.trained
+        assert isinstance(trained, ServedSpec)
+        params: dict[str, Any] = {
+            "host": trained.host, "served": trained.model, "level": self.checks[0].level, "noise": self.noise,
+            "requests": sum(check.asked for check in self.checks), "spread": self.spread,
+        }  # fmt: skip
+        params |= {"void": self.void} if self.void else {}
+        params |= {"noise_said": said} if (said := noise_said(self.noise, self.spread)) else {}
+        return [diagnostic("service", params, self.noise, n=len(self.member))]
+
+    @property
     def features(self) -> BlindFeatures:
         """Features of the documents that are known without a model."""
         return self.known
@@ -128,7 +166,8 @@ def signals_of(
     """Return the scores of documents that do not follow from log odds, (num_models, num_documents) by attack.
 
     Args:
-        base: scores of the pretrained model; without it, the ratio follows from log odds and is not returned.
+        base: scores of the pretrained model, with whose tokens those of `models` were compared; without it, the ratio follows
+            from log odds and is not returned.
         compressed: (num_documents,) bytes of the compressed texts.
     """
     found = {
@@ -137,6 +176,8 @@ def signals_of(
     }
     if base is not None:
         found["ratio"] = np.stack([model.mean_log_p for model in models]) - base.mean_log_p
+        found["ez"] = np.stack([model.error_zone() for model in models])
+        found["wbc"] = np.stack([model.windows() for model in models])
     return found
 
 

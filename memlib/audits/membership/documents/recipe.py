@@ -1,17 +1,30 @@
 """The recipe of a membership audit of documents."""
 
-from collections.abc import Iterator
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from memlib.audits.membership.recipe import FEWEST_SHADOWS, ClaimSpec, Config, Recipe, ShadowsSpec, TargetSpec
-from memlib.specs import AnyLanguageSpec, HoldOutSpec, HuggingFaceSpec, LanguageSpec, PretrainedSpec, TextSpec
+from memlib.specs import HoldOutSpec, HuggingFaceSpec, LanguageSpec, PretrainedSpec, ServedSpec, TextSpec
 from memlib.specs.base import MOST_EXAMPLES, MOST_MODELS
 
-DocumentAttack = Literal["ratio", "min_k", "zlib", "loss", "lira", "lira_offline", "rmia", "rmia_offline"]
+DocumentAttack = Literal["ratio", "ez", "wbc", "min_k", "zlib", "loss", "lira", "lira_offline", "rmia", "rmia_offline"]
 ATTACKS: tuple[DocumentAttack, ...] = ("ratio", "min_k", "zlib", "loss")
+OF_TOKENS: tuple[DocumentAttack, ...] = ("ez", "wbc")  # compare tokens with the pretrained model's
 OF_SHADOWS = ("lira", "lira_offline", "rmia", "rmia_offline")
+
+
+AuditedLanguageSpec = Annotated[
+    Annotated[LanguageSpec, Tag("language")]
+    | Annotated[PretrainedSpec, Tag("huggingface")]
+    | Annotated[ServedSpec, Tag("served")],
+    Discriminator(
+        lambda given: given.get("kind", "language") if isinstance(given, Mapping) else getattr(given, "kind", None),
+        custom_error_type="model",
+        custom_error_message="a model is a mapping, such as {architecture: gru}, or {kind: huggingface, path: ...}",
+    ),
+]
 
 
 class DocumentsShadowsSpec(ShadowsSpec):
@@ -25,8 +38,8 @@ class DocumentsTargetSpec(TargetSpec):
     """The model under audit: by default memlib trains it, on documents that it draws by coins like those of the shadow
     models."""
 
-    trained: HuggingFaceSpec | None = None  # type: ignore[assignment]
-    """An external model that was fine-tuned from `model`, with the same tokenizer."""
+    trained: Annotated[HuggingFaceSpec | ServedSpec, Field(discriminator="kind")] | None = None  # type: ignore[assignment]
+    """An external model that was fine-tuned from `model`, with the same tokenizer: a folder, or behind a service."""
     members: str | None = None
     """For an external model: a CSV or Parquet file with columns example_id and member (yes or no), for every document that
     may be audited. Documents are numbered in the order of the source: document 00000000, document 00000001, ..."""
@@ -45,9 +58,11 @@ class DocumentsConfig(Config):
 
     attacks: tuple[DocumentAttack, ...] = Field(default=ATTACKS, min_length=1)  # type: ignore[assignment]
     """Scores of a document's own tokens. ratio: mean log probability beyond that of the pretrained model or, without one,
-    beyond its mean in shadow models that were not trained on the document; min_k: Min-K%++ (Zhang 2024); zlib: log
-    probability relative to the compressed size (Carlini 2021); loss; lira and rmia as for classifiers, from the mean log
-    probability, from four shadow models on: without them, their kind of memory is not bounded."""
+    beyond its mean in shadow models that were not trained on the document; ez: gains beyond the pretrained model over losses,
+    where the target's likeliest token is wrong (Ilic 2026); wbc: share of windows of tokens with a gain (Chen 2026); min_k:
+    Min-K%++ (Zhang 2024); zlib: log probability relative to the compressed size (Carlini 2021); loss; lira and rmia as for
+    classifiers, from the mean log probability, from four shadow models on: without them, their kind of memory is not bounded.
+    With a pretrained model, ez and wbc are among the default."""
     headline: DocumentAttack = "ratio"  # type: ignore[assignment]
     """The attack whose numbers are at the top of the page. All attacks are tested, adjusted for their number."""
     lowest: float = Field(default=0.2, gt=0, le=1)
@@ -71,15 +86,34 @@ class DocumentsRecipe(Recipe):
     """Only `group`: documents that share a coin. Its pattern is searched in the documents' texts, as in
     `^From: .*?([\\w.+-]+@[\\w.-]+)` for the mails of a sender; its path names documents by their numbers. Copies always share
     a coin."""
-    model: AnyLanguageSpec = LanguageSpec()  # type: ignore[assignment]
+    model: AuditedLanguageSpec = LanguageSpec()  # type: ignore[assignment]
     """The target's architecture, a language model that is trained from scratch; or, with kind huggingface, the pretrained
-    model that is fine-tuned, to which `ratio` compares the target."""
+    model that is fine-tuned, to which `ratio` compares the target; or, with kind served, the same behind a service, for a
+    target behind a service: texts of data.unit character are sent, in pieces of data.window characters."""
     target: DocumentsTargetSpec = DocumentsTargetSpec()
     shadows: DocumentsShadowsSpec = DocumentsShadowsSpec()
     score: DocumentsConfig = DocumentsConfig()
     privacy: ClaimSpec | None = None
     """A claim of differential privacy that is tested; its example is a document. memlib's own private training protects
     windows: a document of k windows has k times its epsilon."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _compares_tokens(cls, data: Any) -> Any:
+        """With a pretrained model, all attacks that it allows are made by default."""
+        score, model = (data.get(name, {}) for name in ("score", "model")) if isinstance(data, dict) else (None, None)
+        kind = model.get("kind") if isinstance(model, Mapping) else getattr(model, "kind", None)
+        target = data.get("target") if isinstance(data, dict) else None
+        trained = target.get("trained") if isinstance(target, Mapping) else getattr(target, "trained", None)
+        served = (trained.get("kind") if isinstance(trained, Mapping) else getattr(trained, "kind", None)) == "served"
+        if not isinstance(score, dict) or "attacks" in score:
+            return data
+        compared = kind in ("huggingface", "served")
+        if not compared and not served:
+            return data
+        attacks = [*(["ratio", *OF_TOKENS] if compared else []), *([] if served else ["min_k"]), "zlib", "loss"]
+        headline = {} if compared or "headline" in score else {"headline": "loss"}
+        return {**data, "score": {**score, "attacks": attacks, **headline}}
 
     def _problems(self) -> Iterator[str]:
         yield from self._model_problems()
@@ -103,6 +137,17 @@ class DocumentsRecipe(Recipe):
 
     def _model_problems(self) -> Iterator[str]:
         training, is_pretrained = self.training, isinstance(self.model, PretrainedSpec)
+        if isinstance(self.model, ServedSpec) and not self.is_served:
+            yield "model is behind a service, but target.trained is not: name the folder of the pretrained model"
+        if self.sends_texts:
+            if self.data.unit != "character" or self.shadows.count or training is not None:
+                yield (
+                    "texts are sent to the service, so nothing is trained: set data.unit to character and shadows.count to 0, "
+                    "and leave training out"
+                )
+            return
+        if self.is_served and self.shadows.count:
+            yield "shadow models of a model behind a service would be trained here; set shadows.count to 0"
         if (self.data.unit == "token") != is_pretrained:
             yield "data.unit token and model.kind huggingface go together: the model's tokenizer makes the tokens"
         if isinstance(self.model, LanguageSpec) and self.model.architecture == "encoder_decoder":
@@ -124,8 +169,15 @@ class DocumentsRecipe(Recipe):
             yield f"score.headline {self.score.headline} is not in score.attacks ({', '.join(attacks)}); add it"
         if self.score.self_influence:
             yield "score.self_influence is only for classifiers; leave it out"
-        if "ratio" in attacks and not count and not isinstance(self.model, PretrainedSpec):
+        if "min_k" in attacks and self.is_served:
+            yield (
+                "min_k needs probabilities of the whole vocabulary, which no service gives: leave it out of score.attacks"
+            )
+        if "ratio" in attacks and not count and not self.is_compared:
             yield "the attack ratio needs a pretrained model or shadow models; raise shadows.count, or leave ratio out"
+        compared = [name for name in attacks if name in OF_TOKENS]
+        if compared and not self.is_compared:
+            yield f"the attack {compared[0]} compares tokens with a pretrained model's; leave it out of score.attacks"
         fitted = [name for name in attacks if name in OF_SHADOWS]
         if fitted and not self.has_laws:
             yield (
@@ -136,8 +188,25 @@ class DocumentsRecipe(Recipe):
     @property
     def possible(self) -> tuple[str, ...]:
         """The attacks that the model and the shadow models allow."""
-        compared = self.shadows.count > 0 or isinstance(self.model, PretrainedSpec)
-        return (*(name for name in ATTACKS if compared or name != "ratio"), *(OF_SHADOWS if self.has_laws else ()))
+        compared = self.shadows.count > 0 or self.is_compared
+        left = {*(() if compared else ("ratio",)), *(("min_k",) if self.is_served else ())}
+        plain = [name for name in ATTACKS if name not in left]
+        return (*plain, *(OF_TOKENS if self.is_compared else ()), *(OF_SHADOWS if self.has_laws else ()))
+
+    @property
+    def is_compared(self) -> bool:
+        """True if the target is compared with the model before its training, token by token."""
+        return isinstance(self.model, PretrainedSpec | ServedSpec)
+
+    @property
+    def is_served(self) -> bool:
+        """True if the target is behind a service."""
+        return isinstance(self.target.trained, ServedSpec)
+
+    @property
+    def sends_texts(self) -> bool:
+        """True if a service is sent texts; otherwise it is sent the tokens of the pretrained model."""
+        return self.is_served and not isinstance(self.model, PretrainedSpec)
 
     @property
     def has_laws(self) -> bool:

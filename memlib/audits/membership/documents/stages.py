@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     import torch
 
     from memlib.models.sequence import LanguageModel
+    from memlib.observe.service_checks import ServiceCheck
     from memlib.observe.token_scores import TokenScores
 
 VOCABULARY, DOCUMENTS_FILE, SIZES, FEATURES, FEATURE_NAMES = (
@@ -182,7 +183,7 @@ class ScoreDocuments(Score):
         shadows: the training sets of the shadow models.
     """
 
-    declared: ClassVar[Declared] = Declared("score_documents", 6)
+    declared: ClassVar[Declared] = Declared("score_documents", 7)
     title: ClassVar[str] = "score membership of documents"
 
     recipe: DocumentsRecipe  #: attacks, tests and claim.
@@ -191,11 +192,13 @@ class ScoreDocuments(Score):
     target: Artifact[TokenScores]  # type: ignore[assignment]
     corpus: Artifact[StoredDocuments]  #: the documents.
     base: Artifact[TokenScores] | None  #: the scores of the pretrained model; None for models that were trained from scratch.
+    checks: Sequence[Artifact[ServiceCheck]] = field(default=(), kw_only=True)  #: tests of services, before and after.
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The documents and all scores."""
-        return {**super().inputs, **({} if self.base is None else {"base": self.base.key})}
+        """The documents, all scores, and tests of services."""
+        checks = {"checks": [check.key for check in self.checks]} if self.checks else {}
+        return {**super().inputs, **({} if self.base is None else {"base": self.base.key}), **checks}
 
     def audited(self) -> Audited:
         """Return the documents with all scores; of an external target, those that the owner's list names."""
@@ -214,6 +217,7 @@ class ScoreDocuments(Score):
             base=None if self.base is None else self.base.content, compressed=content.sizes.compressed,
             known=content.features, nobody=self.data.members(HELD_OUT),
             copies=copies_of(content, self.recipe.data.unit, listed, own[listed]),
+            checks=[check.content for check in self.checks],
         )  # fmt: skip
 
     def _inside(self, subsets: Sequence[Subsets]) -> Any:
@@ -270,7 +274,6 @@ class ReportDocuments(Report):
         return {TRAIN: self.corpus.content.table.num_rows, HELD_OUT: 0}
 
 
-SCORES = "scores.npz"
 Observed = Artifact[TrainedModel] | Artifact[Pretrained] | HuggingFaceSpec
 
 
@@ -296,9 +299,9 @@ class TrainDocuments(TrainSubset):
 
 @dataclass(frozen=True)
 class ObserveDocuments(Stage["TokenScores"]):
-    """Score every document under one model: scores.npz."""
+    """Score every document under one model: .npy files of documents and of tokens, as `TokenScores.save` writes them."""
 
-    declared: ClassVar[Declared] = Declared("observe_documents", 1)
+    declared: ClassVar[Declared] = Declared("observe_documents", 2)
     title: ClassVar[str] = "score documents by models"
     place: ClassVar[Place] = "anywhere"
 
@@ -306,6 +309,8 @@ class ObserveDocuments(Stage["TokenScores"]):
     model: Observed  #: a model that memlib trained, the pretrained one, or an external one.
     epoch: int  #: the last epoch of a model that memlib trained; 0 for others.
     share: float  #: share of a document's tokens that Min-K%++ takes.
+    #: scores under the pretrained model, to which tokens are compared; None for this model itself, and without one.
+    reference: Artifact[TokenScores] | None
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -314,10 +319,11 @@ class ObserveDocuments(Stage["TokenScores"]):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The documents and the model."""
+        """The documents, the model and, if there is one, its reference."""
         model = self.model
         key = external_language_digest(model) if isinstance(model, HuggingFaceSpec) else model.key
-        return {"documents": self.corpus.key, "model": key}
+        reference = {} if self.reference is None else {"reference": self.reference.key}
+        return {"documents": self.corpus.key, "model": key, **reference}
 
     @property
     def near(self) -> Ref | None:
@@ -329,8 +335,12 @@ class ObserveDocuments(Stage["TokenScores"]):
         from memlib.observe.token_scores import token_scores
 
         content, model = self.corpus.content, self._load().to(device).float().eval()
-        found = token_scores(model, content.windows, content.sizes.windows, share=self.share, device=device)
-        found.save(attempt.path(SCORES))
+        found = token_scores(
+            model, content.windows, content.sizes.windows, share=self.share, device=device,
+            reference=None if self.reference is None else self.reference.content.own,
+            is_reference=isinstance(self.model, Artifact) and isinstance(self.model.content, Pretrained),
+        )  # fmt: skip
+        found.save(attempt.folder)
 
     def _load(self) -> LanguageModel:
         from memlib.models.sequence import LanguageModel
@@ -364,4 +374,4 @@ class ObserveDocuments(Stage["TokenScores"]):
         """Return the scores."""
         from memlib.observe.token_scores import TokenScores
 
-        return TokenScores.load(artifact.path(SCORES))
+        return TokenScores.load([artifact.path(name) for name in artifact.files])

@@ -29,6 +29,10 @@ RECIPE = {
 }
 
 
+def without_tokens(*values: Any) -> TokenScores:
+    return TokenScores(*values, own=np.zeros(0), right=np.zeros(0, np.uint8))
+
+
 def world(memory: float, *, seed: int, count: int = 160, shadows: int = 6, rows: int = 1, **changes: Any) -> DocumentsAudited:
     """Return documents of different difficulty, on which models gain `memory` nats per token by training."""
     recipe = DocumentsRecipe.model_validate({**RECIPE, "shadows": {"count": shadows}, **changes})
@@ -39,7 +43,7 @@ def world(memory: float, *, seed: int, count: int = 160, shadows: int = 6, rows:
 
     def scores(inside: Any) -> TokenScores:
         mean = np.minimum(hardness + rng.normal(0, 0.1, count) + memory * inside, -0.01)
-        return TokenScores(tokens, tokens * mean, mean + rng.normal(0, 0.5, count), rng.random(count))
+        return without_tokens(tokens, tokens * mean, mean + rng.normal(0, 0.5, count), rng.random(count))
 
     found = [scores(inside) for inside in coins]
     ids = [f"document {number:08d}" for number in range(count)]
@@ -111,21 +115,24 @@ def test_only_listed_documents_are_audited() -> None:
 
 def scored(audited: DocumentsAudited) -> TokenScores:
     mean = log_p(audited.target.odds[0, 0])
-    return TokenScores(np.full(160, 50.0), 50 * mean, mean, mean)
+    return without_tokens(np.full(160, 50.0), 50 * mean, mean, mean)
 
 
 def test_ratio_min_k_and_zlib_equal_their_definitions() -> None:
-    one = TokenScores(np.array([4.0]), np.array([-8.0]), np.array([-1.5]), np.array([0.25]))
-    base = TokenScores(np.array([4.0]), np.array([-12.0]), np.array([-2.0]), np.array([0.0]))
+    gains = {"own": np.zeros(4), "right": np.zeros(1, np.uint8), "gains": np.array([2.0, 1.0, -1.0, 2.0], np.float16)}
+    one = TokenScores(np.array([4.0]), np.array([-8.0]), np.array([-1.5]), np.array([0.25]), **gains)  # type: ignore[arg-type]
+    base = without_tokens(np.array([4.0]), np.array([-12.0]), np.array([-2.0]), np.array([0.0]))
     found = signals_of([one], base, np.array([10]))
     assert found["ratio"].tolist() == [[1.0]]  # (-8 + 12) / 4
+    assert found["ez"][0, 0] == pytest.approx(np.log(5.001 / 1.001))
+    assert found["wbc"][0, 0] == pytest.approx((2 / 3 + 2 / 2 + 1) / 3)  # of 2, 3 and 4 tokens; one mean is 0
     assert found["min_k"].tolist() == [[-1.5]]
     assert found["zlib"][0, 0] == pytest.approx(-8 / np.log(2) / 80)
 
 
 def test_log_p_of_the_log_odds_is_the_mean_log_probability() -> None:
     means = np.array([-7.0, -0.3, -1e-4, 0.0])
-    answers = answers_of([TokenScores(np.full(4, 2.0), 2 * means, means, means)])
+    answers = answers_of([without_tokens(np.full(4, 2.0), 2 * means, means, means)])
     np.testing.assert_allclose(log_p(answers.odds[0, 0]), means, rtol=1e-5, atol=1e-11)
 
 

@@ -1,0 +1,271 @@
+"""Stages that ask a service for canaries: their likelihoods or, where it gives none, the endings that it answers.
+
+Inserted canaries and others are asked for in the order of their draw, which their coins do not depend on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlib.audits.canaries.recipe import AnswersSpec, Recipe
+from memlib.audits.canaries.stages import keep, kept, pseudonym
+from memlib.data.canaries.documents import ALL_FILE, CanaryDocument, digest_of, read_documents
+from memlib.data.canaries.losses import BASE_STEP, LOSSES, Recorded, Served
+from memlib.data.canaries.pictures import is_of_pictures
+from memlib.data.canaries.plan import read_coins
+from memlib.errors import RunError, UserError
+from memlib.identity import file_digest
+from memlib.observe.served import ANSWERS_FILE, CheckService, announce, ask, parts_of
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import UNKEYED, Artifact, Runner, Stage
+from memlib.sanitize import count_of
+from memlib.specs import ServedSpec
+from memlib.store import Attempt
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.models.external.served import Service
+    from memlib.observe.service_checks import ServiceCheck
+
+Answers = Mapping[str, NDArray[Any]]
+TRAINED_STEP = 1
+
+
+@dataclass(frozen=True)
+class AskCanaries(Stage[Answers]):
+    """Ask a service for some of the canaries: answers.npz."""
+
+    declared: ClassVar[Declared] = Declared("secret/ask_canaries", 1)
+    title: ClassVar[str] = "ask for canaries"
+
+    canaries: str = field(metadata=UNKEYED)  #: the folder; its documents are an input.
+    service: ServedSpec = field(metadata=UNKEYED)
+    check: Artifact[ServiceCheck]  #: the test of the service.
+    how: AnswersSpec
+    first: int  #: first, last: places of the canaries in all.jsonl, the last exclusive.
+    last: int
+
+    @property
+    def label(self) -> str:
+        """The canaries."""
+        return f"canaries {self.first + 1} to {self.last}"
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The service, the canaries and how their endings are asked for."""
+        return {**super().spec, "service": self.service.identity}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The test of the service, and a digest of the documents."""
+        return {**super().inputs, "canaries": file_digest(Path(self.canaries) / ALL_FILE)}
+
+    @property
+    def units(self) -> float:
+        """Number of canaries."""
+        return float(self.last - self.first)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write what the service says of each canary."""
+        check, some = self.check.content, documents_of(self.canaries)[self.first : self.last]
+        prompts = {str(self.first + place): one for place, one in enumerate(some)}
+        states = self.check.store.resume
+        if check.level == "scores":
+            found = ask(self.service, check, prompts, _likelihood, attempt, states)
+        else:
+
+            async def endings(service: Service, one: CanaryDocument) -> Answers:
+                return await _endings(service, one, self.how)
+
+            found = ask(self.service, check, prompts, endings, attempt, states)
+        names = next(iter(found.values())).keys()
+        np.savez(attempt.path(ANSWERS_FILE), **{name: np.stack([one[name] for one in found.values()]) for name in names})
+
+    @classmethod
+    def open(cls, artifact: Artifact[Answers]) -> Answers:
+        """Return the answers in the order of the canaries: loss and tokens, or endings (num_canaries, draws, 3)."""
+        with np.load(artifact.path(ANSWERS_FILE), allow_pickle=False) as arrays:
+            return dict(arrays)
+
+
+async def _likelihood(service: Service, one: CanaryDocument) -> Answers:
+    """Return minus the log probability of a canary's random part, and its number of tokens."""
+    from memlib.observe.service_checks import unlike_text
+
+    text = one.text[: one.span[1]]
+    scored = await service.score(text)
+    if said := unlike_text(scored, text):
+        raise RunError(f"the service cannot be used for these canaries: {said}")
+    within = scored.within(text, *one.span)
+    return {"loss": np.array(-scored.log_p[within].sum()), "tokens": np.array(int(within.sum()))}
+
+
+async def _endings(service: Service, one: CanaryDocument, how: AnswersSpec) -> Answers:
+    """Return how near the answers to a canary's beginning come to its ending, (draws, 3): see `nearness`."""
+    beginning, ending = parted(one, how.known)
+    found = []
+    for draw in range(how.draws):
+        answer = await service.generate(beginning, tokens=len(ending.encode()), temperature=how.temperature, seed=draw)
+        found.append(nearness(answer.text, ending))
+    return {"endings": np.array(found, dtype=np.float64)}
+
+
+def parted(one: CanaryDocument, known: float) -> tuple[str, str]:
+    """Return what is sent of a canary, and the ending that should come back; of a chat, the user's turn and the answer.
+
+    Args:
+        known: share of the random part that is sent.
+
+    Example:
+        >>> parted(CanaryDocument("1", "code 123456.", (5, 11)), 0.5)
+        ('code 123', '456')
+    """
+    if one.prompt is not None:
+        return one.prompt, one.text[: one.span[1]]
+    cut = one.span[0] + max(1, min(one.span[1] - one.span[0] - 1, round(known * (one.span[1] - one.span[0]))))
+    return one.text[:cut], one.text[cut : one.span[1]]
+
+
+def nearness(answer: str, ending: str) -> tuple[float, float, float]:
+    """Return how near an answer comes to an ending: characters in common at their start, similarity by edits, and whether it
+    brings the whole ending back.
+
+    Example:
+        >>> nearness(" 4567", "456"), nearness("4x6", "456")
+        ((3.0, 1.0, 1.0), (1.0, 0.6666666666666667, 0.0))
+    """
+    from rapidfuzz.distance import Levenshtein
+
+    answer, ending = answer.lstrip(), ending.lstrip()
+    common = next((place for place, pair in enumerate(zip(answer, ending, strict=False)) if pair[0] != pair[1]), None)
+    common = min(len(answer), len(ending)) if common is None else common
+    similar = Levenshtein.normalized_similarity(answer[: len(ending)], ending)
+    return float(common), float(similar), float(answer.startswith(ending))
+
+
+@dataclass(frozen=True)
+class JoinAnswers(Stage[Recorded]):
+    """Join the answers of a service to losses under pseudonyms: losses.parquet and looks.json."""
+
+    declared: ClassVar[Declared] = Declared("join_answers", 1)
+    title: ClassVar[str] = "join answers"
+
+    canaries: str = field(metadata=UNKEYED)  #: the folder; its coins are an input.
+    service: ServedSpec = field(metadata=UNKEYED)
+    parts: tuple[Artifact[Answers], ...]  #: parts, base: answers of the trained model and of the one before the training.
+    base: tuple[Artifact[Answers], ...]
+    checks: tuple[Artifact[ServiceCheck], ...]  #: tests of the services, before and after.
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The service."""
+        return {"service": self.service.identity}
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """Answers and tests and, keyed with their salt, the coins."""
+        return {**super().inputs, "coins": read_coins(Path(self.canaries)).digest}
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the losses; where endings were asked for, minus their similarity takes the place of a loss."""
+        coins, documents = read_coins(Path(self.canaries)), documents_of(self.canaries)
+        names = [pseudonym(one.canary, coins) for one in documents]
+        checks = [check.content for check in self.checks]
+        if self.base and any(check.level != "scores" for check in checks):
+            raise UserError("base is compared by log probabilities, which one of the services does not give; leave base out")
+        tables = [_losses(names, self.parts, TRAINED_STEP), *([_losses(names, self.base, BASE_STEP)] if self.base else [])]
+        endings = [part.content["endings"] for part in self.parts if "endings" in part.content]
+        whole = np.concatenate(endings)[:, :, 2].sum(axis=1).astype(int).tolist() if endings else []
+        asked = Served(
+            host=self.service.host, model=self.service.model, level=checks[0].level, said=checks[0].said,
+            requests=sum(check.asked for check in checks) + sum(part.facts["requests"] for part in (*self.parts, *self.base)),
+            noise=max(check.noise_of_texts for check in checks) if checks[0].level == "scores" else 0.0,
+            changed=next((check.changed for check in checks if check.changed), ""),
+            remarks=tuple(dict.fromkeys(remark for check in checks for remark in check.remarks)),
+            draws=endings[0].shape[1] if endings else 0, returned=dict(zip(names, whole, strict=True)) if whole else {},
+        )  # fmt: skip
+        table, look = pa.concat_tables(tables), {coins.plan.looks: TRAINED_STEP}
+        keep(attempt, Recorded(table, look, canaries=digest_of(documents), plan=coins.plan.digest, asked=asked))
+
+    @classmethod
+    def open(cls, artifact: Artifact[Recorded]) -> Recorded:
+        """Return the losses; canaries have pseudonyms."""
+        return kept(artifact)
+
+
+def _losses(names: Sequence[str], parts: Sequence[Artifact[Answers]], step: int) -> pa.Table:
+    found = [part.content for part in parts]
+    if "endings" in found[0]:
+        endings = np.concatenate([one["endings"] for one in found])
+        losses, tokens = -(endings[:, :, 0] + 0.999 * endings[:, :, 1]).mean(axis=1), np.ones(len(endings), dtype=np.int64)
+    else:
+        losses, tokens = (np.concatenate([one[name] for one in found]) for name in ("loss", "tokens"))
+    columns = {
+        "canary": names, "loss_sum": losses, "loss_mean": losses / np.maximum(tokens, 1), "tokens": tokens,
+        "step": np.full(len(names), step),
+    }  # fmt: skip
+    return pa.table({name: columns[name] for name in LOSSES.arrow.names}).cast(LOSSES.arrow)
+
+
+def documents_of(folder: str) -> list[CanaryDocument]:
+    """Return the documents of a folder of canaries.
+
+    Raises:
+        UserError: for pictures, and for chats whose turns do not tell them apart.
+    """
+    if is_of_pictures(Path(folder)):
+        raise UserError(f"{folder} has canaries that are pictures, which no service of texts can be asked for; give losses")
+    documents = read_documents(Path(folder))
+    if documents[0].prompt is not None and len({one.prompt for one in documents}) < len(documents):
+        raise UserError("the canaries' prompts are alike, so no answer belongs to one of them: make canaries with holes in --prompt")
+    return documents
+
+
+def ask_service(runner: Runner, recipe: Recipe) -> Artifact[Recorded]:
+    """Ask the services of a recipe for all canaries, between two tests of each."""
+    assert recipe.service is not None
+    documents = documents_of(recipe.canaries)
+    models = [_for(one, documents) for one in (recipe.service, recipe.base) if one is not None]
+    length = max(len(one.text) + len(one.prompt or "") for one in documents) // 3
+    for model in models:
+        announce(
+            runner, model, count_of(len(documents), "canary", "canaries"), requests=len(documents) * recipe.answers.draws,
+            tokens=len(documents) * recipe.answers.draws * length,
+        )  # fmt: skip
+    asked, checks = [], []
+    for model in models:
+        before = runner.run(CheckService(model))
+        stages = [AskCanaries(recipe.canaries, model, before, recipe.answers, *part) for part in parts_of(len(documents))]
+        parts = tuple(runner.run_all(stages))
+        checks += [before, runner.run(CheckService(model, before, parts))]
+        asked.append(parts)
+    base = asked[1] if recipe.base is not None else ()
+    return runner.run(JoinAnswers(recipe.canaries, models[0], asked[0], base, tuple(checks)))
+
+
+def _for(service: ServedSpec, documents: Sequence[CanaryDocument]) -> ServedSpec:
+    """Return the service as it is asked: chats are asked for in chats, where no given text is scored."""
+    if documents[0].prompt is None:
+        return service
+    return service.model_copy(update={"api": "chat" if service.api == "auto" else service.api, "level": "text"})
+
+
+def returned_p(returned: NDArray[np.bool_], inside: NDArray[np.bool_]) -> float:
+    """Return the probability that as many of the canaries whose ending came back were inserted, if coins decide: exact.
+
+    Example:
+        >>> came, inside = np.array([True] * 5 + [False] * 5), np.array([True] * 6 + [False] * 4)
+        >>> returned_p(came, inside)  # 2^-5
+        0.03125
+    """
+    count, hits = int(returned.sum()), int((returned & inside).sum())
+    return math.fsum(math.comb(count, k) for k in range(hits, count + 1)) / 2**count

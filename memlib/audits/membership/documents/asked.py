@@ -1,0 +1,229 @@
+"""Stages that ask a service for the log probabilities of documents' tokens.
+
+With a pretrained model at hand, its tokens are sent, in the windows in which it is observed itself. Without one, texts are
+sent in pieces, and the tokens are the service's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.audits.membership.documents.recipe import DocumentsRecipe
+from memlib.audits.membership.documents.stages import StoredDocuments
+from memlib.data.text.documents import open_documents
+from memlib.errors import RunError
+from memlib.observe.served import ANSWERS_FILE, CHARACTERS, CheckService, announce, ask, parts_of
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import UNKEYED, Artifact, Runner, Stage
+from memlib.sanitize import count_of
+from memlib.specs import ServedSpec, TextSpec
+from memlib.store import Attempt
+from memlib.training.pretrained import Pretrained
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.models.external.served import Service
+    from memlib.observe.service_checks import ServiceCheck
+    from memlib.observe.token_scores import TokenScores
+
+Pieces = Sequence[str] | Sequence[list[int]]
+
+
+@dataclass(frozen=True)
+class AskedTokens:
+    """Log probabilities of the tokens of some documents, as a service gives them."""
+
+    counts: NDArray[np.int64]  #: (num_documents,) number of tokens.
+    log_p: NDArray[np.float32]  #: (num_tokens,) log probability of each, document after document.
+    right: NDArray[np.bool_]  #: (num_tokens,) whether it has the largest probability.
+    spelled: NDArray[np.uint64]  #: (num_documents,) digest of the tokens' texts, by which two services are compared.
+
+
+@dataclass(frozen=True)
+class AskDocuments(Stage[AskedTokens]):
+    """Ask a service for some of the documents: answers.npz."""
+
+    declared: ClassVar[Declared] = Declared("ask_documents", 1)
+    title: ClassVar[str] = "ask for documents' tokens"
+
+    corpus: Artifact[StoredDocuments]  #: the documents.
+    text: TextSpec = field(metadata=UNKEYED)  #: their source; the documents are an input.
+    base: Artifact[Pretrained] | None  #: the pretrained model whose tokens are sent; None: texts are sent.
+    service: ServedSpec = field(metadata=UNKEYED)
+    check: Artifact[ServiceCheck]  #: the test of the service.
+    first: int  #: first, last: places of the documents, the last exclusive.
+    last: int
+
+    @property
+    def label(self) -> str:
+        """The service and the documents."""
+        return f"{self.service.model}, documents {self.first + 1} to {self.last}"
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        """The service, and the documents."""
+        return {**super().spec, "service": self.service.identity}
+
+    @property
+    def units(self) -> float:
+        """Number of documents."""
+        return float(self.last - self.first)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write what the service says of each document.
+
+        Raises:
+            RunError: for a service that does not score given texts.
+        """
+        check = self.check.content
+        if check.level != "scores":
+            why = "; ".join(check.remarks) or check.said
+            raise RunError(f"membership of documents needs log probabilities of given texts: {why}")
+        prompts = {str(self.first + place): pieces for place, pieces in enumerate(self._pieces())}
+        found = ask(self.service, check, prompts, _tokens_of, attempt, self.check.store.resume)
+        joined = {name: np.concatenate([one[name] for one in found.values()]) for name in ("log_p", "right")}
+        each = {"counts": np.array([len(one["log_p"]) for one in found.values()])}
+        each["spelled"] = np.array([one["spelled"] for one in found.values()], dtype=np.uint64)
+        np.savez(attempt.path(ANSWERS_FILE), **joined, **each)
+
+    def _pieces(self) -> Iterator[Pieces]:
+        """Yield what is sent of each document: windows of tokens, after one for the beginning, or pieces of text."""
+        sizes = self.corpus.content.sizes
+        if self.base is not None:
+            start, windows = self.base.content.tokenizer.start, self.corpus.content.windows
+            for first, count in zip(sizes.first[self.first : self.last], sizes.windows[self.first : self.last], strict=True):
+                rows = [row[row >= 0].tolist() for row in windows[first : first + count]]
+                yield [[start, *row] for row in rows]
+            return
+        wanted = set(sizes.number[self.first : self.last].tolist())
+        texts = islice(open_documents(self.text.source).read(), int(sizes.number[self.last - 1]) + 1)
+        for number, text in enumerate(texts):
+            if number in wanted:
+                yield [text[place : place + self.text.window] for place in range(0, len(text), self.text.window)]
+
+    @classmethod
+    def open(cls, artifact: Artifact[AskedTokens]) -> AskedTokens:
+        """Return the answers."""
+        with np.load(artifact.path(ANSWERS_FILE), allow_pickle=False) as arrays:
+            return AskedTokens(*(arrays[name] for name in ("counts", "log_p", "right", "spelled")))
+
+
+async def _tokens_of(service: Service, pieces: Pieces) -> Mapping[str, NDArray[Any]]:
+    """Return log probabilities of the tokens of one document."""
+    from memlib.observe.service_checks import unlike_text
+
+    log_p, right, spelled = [], [], hashlib.sha256()
+    for piece in pieces:
+        scored = await service.score(piece)
+        if isinstance(piece, str):
+            if said := unlike_text(scored, piece):
+                raise RunError(f"the service cannot be used for these documents: {said}")
+            kept = np.isfinite(scored.log_p)
+        else:
+            kept = np.arange(len(scored.log_p)) > 0
+            if len(scored.log_p) != len(piece) or not np.isfinite(scored.log_p[1:]).all():
+                raise RunError(
+                    f"the service scores {int(np.isfinite(scored.log_p).sum())} of {len(piece) - 1} tokens that were sent: it "
+                    "adds or cuts tokens, or has another tokenizer than the pretrained model"
+                )
+        log_p.append(scored.log_p[kept])
+        right.append(scored.right[kept])
+        spelled.update(json.dumps(scored.pieces).encode())
+    digest = int.from_bytes(spelled.digest()[:8], "little")
+    return {
+        "log_p": np.concatenate(log_p).astype(np.float32), "right": np.concatenate(right),
+        "spelled": np.array(digest, dtype=np.uint64),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class JoinScores(Stage["TokenScores"]):
+    """Join a service's answers to scores of documents, as `ObserveDocuments` writes them of a model at hand."""
+
+    declared: ClassVar[Declared] = Declared("join_scores", 1)
+    title: ClassVar[str] = "join scores of documents"
+
+    corpus: Artifact[StoredDocuments]  #: the documents.
+    parts: tuple[Artifact[AskedTokens], ...]  #: the answers.
+    reference: Artifact[TokenScores] | None  #: scores under the pretrained model; None for itself, and without one.
+    #: answers of the service with the pretrained model, whose tokens are compared; empty for a model at hand.
+    others: tuple[Artifact[AskedTokens], ...] = ()
+    is_reference: bool = False  #: whether it is the pretrained model itself.
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the scores.
+
+        Raises:
+            RunError: when two services have other tokens.
+        """
+        from memlib.observe.token_scores import Keeping
+
+        if self.others:
+            own, other = (np.concatenate([part.content.spelled for part in parts]) for parts in (self.parts, self.others))
+            if unlike := int((own != other).sum()):
+                raise RunError(
+                    f"the two services cut {unlike} of {len(own)} documents into other tokens, so none can be compared: leave "
+                    "model out, or name the model from which the target was fine-tuned"
+                )
+        kept = Keeping(None if self.reference is None else self.reference.content.own, is_reference=self.is_reference)
+        for part in self.parts:
+            found, place = part.content, 0
+            for count in found.counts.tolist():
+                kept.add(found.log_p[place : place + count].astype(np.float64), found.right[place : place + count])
+                place += count
+        kept.scores.save(attempt.folder)
+
+    @classmethod
+    def open(cls, artifact: Artifact[TokenScores]) -> TokenScores:
+        """Return the scores."""
+        from memlib.observe.token_scores import TokenScores
+
+        return TokenScores.load([artifact.path(name) for name in artifact.files])
+
+
+def say_what_is_sent(runner: Runner, recipe: DocumentsRecipe) -> None:
+    """State which texts go where, before anything is sent."""
+    content = open_documents(recipe.data.source).measured
+    count = max(1, round(content.length * recipe.data.fraction))
+    for service in services_of(recipe):
+        announce(runner, service, count_of(count, "document"), requests=count, tokens=count * recipe.data.window // CHARACTERS)
+
+
+def services_of(recipe: DocumentsRecipe) -> list[ServedSpec]:
+    """Return the services that are asked, the target's first."""
+    return [one for one in (recipe.target.trained, recipe.model) if isinstance(one, ServedSpec)]
+
+
+def ask_for_documents(
+    runner: Runner,
+    recipe: DocumentsRecipe,
+    corpus: Artifact[StoredDocuments],
+    base: Artifact[Pretrained] | None,
+    of_base: Artifact[TokenScores] | None,
+) -> tuple[Artifact[TokenScores], Artifact[TokenScores] | None, list[Artifact[ServiceCheck]]]:
+    """Ask for all documents, of the pretrained model as well if it is behind a service.
+
+    Returns:
+        scores under the target and under the pretrained model, and the tests of all services, before and after.
+    """
+    count = len(corpus.content.sizes.tokens)
+    parts, checks = [], []
+    for service in services_of(recipe):
+        before = runner.run(CheckService(service))
+        asked = [AskDocuments(corpus, recipe.data, base, service, before, *part) for part in parts_of(count)]
+        found = tuple(runner.run_all(asked))
+        checks += [before, runner.run(CheckService(service, before, found))]
+        parts.append(found)
+    if len(parts) > 1:
+        of_base = runner.run(JoinScores(corpus, parts[1], None, is_reference=True))
+    scores = runner.run(JoinScores(corpus, parts[0], of_base, parts[1] if len(parts) > 1 else ()))
+    return scores, of_base, checks

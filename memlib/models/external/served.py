@@ -1,0 +1,370 @@
+"""Language models behind HTTP services: requests in three shapes, limits, and what an answer says of each token.
+
+OpenAI's client carries requests to its shapes and retries; SGLang's own shape is a plain POST. Nothing that is raised holds
+the key or a text that was sent.
+"""
+
+import asyncio
+import importlib
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.errors import ResourcesError, RunError, UserError
+from memlib.specs import ServedSpec
+
+Api = Literal["completions", "generate", "chat"]
+APIS: tuple[Api, ...] = ("completions", "generate", "chat")
+TRIES = 6  # of a request that fails for a reason that may pass
+LONGEST_WAIT = 60.0  # seconds between two tries, unless the service says how long
+MOST_WAIT = 600.0  # seconds that a service may ask to wait
+PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+QUOTED = 160  # characters of a service's own words
+PLACEHOLDER = "none"  # OpenAI's client wants a key even of services without one
+
+
+class Refused(RunError):
+    """A request that a service refuses; `status` is that of HTTP, 0 for an answer in no known shape."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The tokens of a given text, as a service counts and scores them."""
+
+    pieces: tuple[str, ...]  #: text of each token.
+    log_p: NDArray[np.float64]  #: (num_tokens,) log probability of each token; NaN where none is given, as of the first one.
+    #: (num_tokens,) whether the token has the largest probability; False where none is given.
+    right: NDArray[np.bool_]
+    top: tuple[Mapping[str, float], ...]  #: log probabilities of the likeliest tokens at each place, by text.
+    sent: int  #: number of tokens of the prompt by the service's own count; 0 if it does not say.
+
+    def within(self, text: str, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return which tokens with a log probability overlap a part of the text, in characters: (num_tokens,).
+
+        Raises:
+            RunError: when the tokens do not join to the text.
+        """
+        joined = "".join(self.pieces)
+        if not joined.endswith(text):
+            raise RunError("the service's tokens do not join to the text that was sent, so none can be told apart")
+        ends = np.cumsum([len(piece) for piece in self.pieces]) - (len(joined) - len(text))
+        starts = np.concatenate([[-math.inf], ends[:-1]])
+        return (np.maximum(starts, start) < np.minimum(ends, stop)) & np.isfinite(self.log_p)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A text that a service generated."""
+
+    text: str
+    log_p: tuple[float, ...] | None  #: log probability of each generated token; None if none are given.
+
+
+@dataclass
+class Budget:
+    """Limits of requests and tokens, per minute and in all, shared by all requests to a service in this process."""
+
+    spec: ServedSpec
+    requests: int = 0
+    tokens: int = 0
+    _free_at: float = field(default=0.0, repr=False)
+
+    async def take(self, tokens: int) -> None:
+        """Wait until a request of some tokens is within the limits per minute.
+
+        Raises:
+            ResourcesError: when it would exceed the limits in all.
+        """
+        for name, used, more in (("requests", self.requests, 1), ("tokens", self.tokens, tokens)):
+            most = getattr(self.spec, name)
+            if most is not None and used + more > most:
+                raise ResourcesError(
+                    f"{used:,} {name} were sent to {self.spec.host}, and {name} allows {most:,}; what was answered is kept: "
+                    "raise the limit to go on"
+                )
+        self.requests, self.tokens = self.requests + 1, self.tokens + tokens
+        pauses = [60 / self.spec.requests_per_minute] if self.spec.requests_per_minute else []
+        pauses += [60 * tokens / self.spec.tokens_per_minute] if self.spec.tokens_per_minute else []
+        now = time.monotonic()
+        begin = max(now, self._free_at)
+        self._free_at = begin + max(pauses, default=0.0)
+        await asyncio.sleep(begin - now)
+
+
+_BUDGETS: dict[str, Budget] = {}
+
+
+def budget_of(spec: ServedSpec) -> Budget:
+    """Return the budget of a service, one for each in this process."""
+    return _BUDGETS.setdefault(spec.model_dump_json(), Budget(spec))
+
+
+class Service:
+    """A client of a service, for one event loop.
+
+    Args:
+        spec: the service.
+        api: shape of requests.
+
+    Raises:
+        UserError: when the key's variable is not set, or OpenAI's client is not installed.
+    """
+
+    def __init__(self, spec: ServedSpec, api: Api) -> None:
+        self.spec, self.api, self._key = spec, api, key_of(spec)
+        try:
+            self._httpx, openai = (importlib.import_module(name) for name in ("httpx", "openai"))
+        except ImportError as error:
+            raise UserError("models behind a service need openai: pip install -e '.[served]' in memlib's folder") from error
+        carrier = openai.DefaultAsyncHttpxClient(follow_redirects=False)  # texts and key go to no other host
+        self._client = openai.AsyncOpenAI(
+            base_url=spec.url, api_key=self._key or PLACEHOLDER, max_retries=0, timeout=spec.timeout, http_client=carrier
+        )  # fmt: skip
+        self.names: set[str] = set()  # of the model and the system's fingerprint, in all answers
+        self.asked = 0
+
+    async def __aenter__(self) -> "Service":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def score(self, prompt: str | Sequence[int], *, temperature: float = 1.0) -> Scored:
+        """Return the log probability of each token of a text, or of a sequence of token ids.
+
+        Raises:
+            Refused: when the service does not score given texts.
+        """
+        if self.api == "completions":
+            content = {"prompt": _plain(prompt), "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": temperature}
+            return self._of_completions(await self._post("completions", content, prompt))
+        if self.api == "generate":
+            kind = "text" if isinstance(prompt, str) else "input_ids"
+            content = {
+                kind: _plain(prompt), "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
+                "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1, "return_text_in_logprobs": True,
+            }  # fmt: skip
+            return self._of_generate(await self._post("generate", content, prompt))
+        raise Refused(f"{self.spec.host} answers chats, which have no log probabilities of given texts")
+
+    async def generate(self, prompt: str, *, tokens: int, temperature: float, seed: int | None = None) -> Generated:
+        """Return a continuation of a text, or the answer to it.
+
+        Args:
+            tokens: largest number of tokens to generate.
+            seed: passed on where the shape has a place for it; services may ignore it.
+        """
+        if self.api == "generate":
+            how: dict[str, Any] = {"max_new_tokens": tokens, "temperature": temperature}
+            answer = await self._post("generate", {"text": prompt, "sampling_params": how}, prompt, more=tokens)
+            return Generated(_text(_at(answer, "text")), None)
+        seeded = {} if seed is None else {"seed": seed}
+        if self.api == "completions":
+            content = {"prompt": prompt, "max_tokens": tokens, "temperature": temperature, "logprobs": 1, **seeded}
+            choice = _at(await self._post("completions", content, prompt, more=tokens), "choices", 0)
+            return Generated(_text(_at(choice, "text")), _generated_log_p(choice.get("logprobs")))
+        turns = [{"role": "user", "content": prompt}]
+        content = {"messages": turns, "max_tokens": tokens, "temperature": temperature, **seeded}
+        choice = _at(await self._post("chat/completions", content, prompt, more=tokens), "choices", 0)
+        return Generated(_text(_at(choice, "message", "content")), _generated_log_p(choice.get("logprobs")))
+
+    async def _post(
+        self, path: str, content: Mapping[str, Any], prompt: str | Sequence[int], *, more: int = 1
+    ) -> dict[str, Any]:
+        """Send a request, again if it fails for a reason that may pass, and return the answer."""
+        body = {"model": self.spec.model, **content}
+        place = self.spec.url.rstrip("/").removesuffix("/v1") + "/generate" if path == "generate" else f"/{path}"
+        said = ""
+        for attempt in range(TRIES):
+            await budget_of(self.spec).take(_count(prompt) + more)
+            try:
+                answer = await self._client.post(place, body=body, cast_to=self._httpx.Response)
+                self.asked += 1
+                return self._read(answer)
+            except Exception as error:  # the client's own types, loaded late
+                status, wait = getattr(error, "status_code", None), None
+                if isinstance(error, Refused | UserError | RunError):
+                    raise
+                said = self._said(error, prompt)
+                if status is not None and status not in PASSING:
+                    raise self._refusal(path, status, said) from None
+                if status is None and not _is_lost(error):
+                    raise
+                wait = _retry_after(error)
+            if wait is not None and wait > MOST_WAIT:
+                break
+            pause = min(LONGEST_WAIT, 0.5 * 2**attempt) if wait is None else wait
+            await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311 - jitter
+        raise RunError(
+            f"{self.spec.host} does not answer ({said}) after {TRIES} tries; what was answered is kept: run the same command "
+            "again"
+        )
+
+    def _read(self, answer: Any) -> dict[str, Any]:
+        """Return the content of an answer, and note by whom it says it is.
+
+        Raises:
+            Refused: for an answer that is no JSON object, or an error under status 200.
+        """
+        try:
+            found = json.loads(answer.content)
+        except ValueError:
+            kind = answer.headers.get("content-type", "no content type").split(";")[0][:40]
+            raise Refused(f"{self.spec.host} answers with {kind}, not JSON; is url the address of its API?") from None
+        if isinstance(found, list) and len(found) == 1:
+            found = found[0]  # SGLang's answer to a list of prompts
+        if not isinstance(found, dict):
+            raise Refused(f"{self.spec.host} answers with a {type(found).__name__} where an object is expected")
+        if found.get("error"):
+            kind = found["error"].get("type", "") if isinstance(found["error"], dict) else ""
+            raise Refused(f"{self.spec.host} answers with an error under status {answer.status_code} ({str(kind)[:40]})")
+        name, system = found.get("model"), found.get("system_fingerprint")
+        if name or system:
+            self.names.add(f"{name or ''} {system or ''}".strip())
+        return found
+
+    def _refusal(self, path: str, status: int, said: str) -> RunError:
+        if status in (401, 403):
+            known = f"the key in {self.spec.key}" if self.spec.key else "requests without a key; name its variable (key)"
+            return Refused(f"{self.spec.host} refuses {known} (status {status})", status)
+        if 300 <= status < 400:
+            return Refused(f"{self.spec.host} sends requests on to another address; give that address as url", status)
+        return Refused(f"{self.spec.host} refuses /{path} with status {status}{f': {said}' if said else ''}", status)
+
+    def _said(self, error: Exception, prompt: str | Sequence[int]) -> str:
+        """Return the service's own words without the key, or any word of the prompt that is no common one."""
+        body = getattr(error, "body", None)
+        said = body.get("message", "") if isinstance(body, dict) else ""
+        if not isinstance(said, str) or not said:
+            return "" if getattr(error, "status_code", None) else type(error).__name__
+        secrets = {word for word in (prompt.split() if isinstance(prompt, str) else ()) if len(word) > 3}
+        if (self._key and self._key in said) or any(word in said for word in secrets):
+            return ""
+        return " ".join(said.split())[:QUOTED]
+
+    def _of_completions(self, answer: Mapping[str, Any]) -> Scored:
+        """Return the scores in an answer of OpenAI's shape, without the token that was generated."""
+        found = _at(answer, "choices", 0).get("logprobs")
+        if isinstance(found, dict) and "content" in found and "tokens" not in found:
+            raise Refused(GENERATED_ALONE)
+        if not isinstance(found, dict) or not found.get("tokens"):
+            raise Refused(f"{self.spec.host} returns no log probabilities of given texts")
+        sent = (answer.get("usage") or {}).get("prompt_tokens") or 0
+        made = (answer.get("usage") or {}).get("completion_tokens")
+        pieces, values = [str(piece) for piece in found["tokens"]], found.get("token_logprobs") or []
+        last = len(pieces) - (1 if made is None else int(made))
+        if last < 1:
+            raise Refused(GENERATED_ALONE)
+        tops = found.get("top_logprobs") or [None] * len(pieces)
+        return _scored(pieces[:last], values[:last], [one or {} for one in tops[:last]], int(sent))
+
+    def _of_generate(self, answer: Mapping[str, Any]) -> Scored:
+        """Return the scores in an answer of SGLang's shape."""
+        found = _at(answer, "meta_info")
+        rows, tops = found.get("input_token_logprobs"), found.get("input_top_logprobs")
+        if not rows:
+            raise Refused(f"{self.spec.host} returns no log probabilities of given texts")
+        pieces, values = [str(row[2]) for row in rows], [row[0] for row in rows]
+        likeliest = [{str(one[2]): one[0] for one in place or ()} for place in tops or [()] * len(rows)]
+        return _scored(pieces, values, likeliest, int(found.get("prompt_tokens") or 0))
+
+
+GENERATED_ALONE = (
+    "the service returns log probabilities of generated tokens, not of the prompt (llama.cpp does so, whatever echo says)"
+)
+
+
+def key_of(spec: ServedSpec) -> str | None:
+    """Return the key of a service; None without one.
+
+    Raises:
+        UserError: when its variable is not set.
+    """
+    if spec.key is None:
+        return None
+    found = os.environ.get(spec.key, "").strip()
+    if not found:
+        raise UserError(f"the environment variable {spec.key} (key of {spec.host}) is not set")
+    return found
+
+
+def check_consent(spec: ServedSpec) -> None:
+    """Raise UserError unless the recipe allows that texts are sent."""
+    if not spec.sends:
+        raise UserError(f"texts would be sent to {spec.host}: set sends to true in the recipe (--sends) if they may be")
+
+
+def _scored(pieces: Sequence[str], values: Sequence[Any], tops: Sequence[Mapping[str, Any]], sent: int) -> Scored:
+    if len(values) != len(pieces) or len(tops) != len(pieces):
+        raise Refused("the service returns log probabilities of another number of tokens than it names")
+    log_p = np.array([math.nan if value is None else float(value) for value in values], dtype=np.float64)
+    likeliest = tuple({str(piece): float(value) for piece, value in place.items() if value is not None} for place in tops)
+    best = np.array([max(place.values(), default=math.inf) for place in likeliest])
+    right = np.isfinite(log_p) & (log_p >= best - 1e-6)
+    return Scored(tuple(pieces), log_p, right, likeliest, sent)
+
+
+def _generated_log_p(found: Any) -> tuple[float, ...] | None:
+    """Return log probabilities of generated tokens, in either of OpenAI's shapes; None if there are none."""
+    if not isinstance(found, dict):
+        return None
+    if isinstance(found.get("content"), list):
+        values = [one.get("logprob") for one in found["content"] if isinstance(one, dict)]
+    else:
+        values = list(found.get("token_logprobs") or [])
+    usable = [float(value) for value in values if isinstance(value, int | float)]
+    return tuple(usable) if usable and len(usable) == len(values) else None
+
+
+def _at(found: Any, *path: str | int) -> Any:
+    """Return a value within an answer.
+
+    Raises:
+        Refused: when there is none.
+    """
+    for step in path:
+        try:
+            found = found[step]
+        except (KeyError, IndexError, TypeError):
+            raise Refused(f"the service's answer has no {'.'.join(map(str, path))}; set api to the service's shape") from None
+    return found
+
+
+def _text(found: Any) -> str:
+    if not isinstance(found, str):
+        raise Refused(f"the service answers with a {type(found).__name__} where a text is expected")
+    return found
+
+
+def _plain(prompt: str | Sequence[int]) -> str | list[int]:
+    return prompt if isinstance(prompt, str) else [int(token) for token in prompt]
+
+
+def _count(prompt: str | Sequence[int]) -> int:
+    """Return the number of tokens of a prompt; of a text, an estimate."""
+    return max(1, len(prompt.encode()) // 4) if isinstance(prompt, str) else len(prompt)
+
+
+def _is_lost(error: Exception) -> bool:
+    return type(error).__name__ in ("APIConnectionError", "APITimeoutError")
+
+
+def _retry_after(error: Exception) -> float | None:
+    """Return the seconds that a service asks to wait; None if it does not say."""
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    try:
+        return max(0.0, float(headers["retry-after"]))
+    except (KeyError, ValueError):
+        return None
