@@ -118,19 +118,26 @@ class Served:
         return ids, pieces
 
     @torch.inference_mode()
-    def score(self, ids: list[int], model: HuggingFace, temperature: float) -> tuple[list[float | None], list[tuple[str, float]]]:
+    def score(
+        self, ids: list[int], model: HuggingFace, temperature: float
+    ) -> tuple[list[float | None], list[tuple[str, float]]]:
         """Return the log probability of each token after the first, and the likeliest token at each place."""
         scores = model.model(input_ids=torch.tensor([ids])).logits[0, :-1].float()
         if self.trap == "unlike_temperature":
             scores = scores / temperature
         logs = torch.log_softmax(scores, dim=-1)
         own = logs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist() if len(ids) > 1 else []
-        best = [(model.pieces[token] or "<end>", float(row[token])) for row, token in zip(logs, logs.argmax(dim=1).tolist(), strict=True)]
+        best = [
+            (model.pieces[token] or "<end>", float(row[token]))
+            for row, token in zip(logs, logs.argmax(dim=1).tolist(), strict=True)
+        ]
         if self.trap == "order_dependent" and self.asked[str(ids)] > 0:
             own = [value - 0.8 * (place % 2) for place, value in enumerate(own)]
         self.asked[str(ids)] += 1
         if self.noise:
-            own = [min(-1e-9, value + self.noise * math.sin(self.requests * (place + 1.3))) for place, value in enumerate(own)]
+            own = [
+                min(-1e-9, value + self.noise * math.sin(self.requests * (place + 1.3))) for place, value in enumerate(own)
+            ]
         if self.trap == "zeros":
             own = [0.0] * len(own)
         if self.trap == "marked":
@@ -172,6 +179,10 @@ def app_of(served: Served) -> FastAPI:
     def counts() -> dict[str, Any]:
         return {"requests": served.requests, "texts": dict(served.asked)}
 
+    @app.get("/v1/models")
+    def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": name, "object": "model"} for name in ("small", *served.adapters)]}
+
     @app.post("/v1/completions", response_model=None)
     async def completions(request: Request) -> Any:
         body = await request.json()
@@ -196,7 +207,9 @@ def app_of(served: Served) -> FastAPI:
             return JSONResponse({"error": {"message": "logprobs must be 0"}}, 400)
         model = served.of(body["model"])
         ids, pieces = served.encode(body["prompt"], model)
-        text, made, logs = served.generate(ids, model, body.get("max_tokens", 16), body.get("temperature", 1.0), body.get("seed"))
+        text, made, logs = served.generate(
+            ids, model, body.get("max_tokens", 16), body.get("temperature", 1.0), body.get("seed")
+        )
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(made), "total_tokens": len(ids) + len(made)}
         head = {"model": body["model"], "system_fingerprint": served.name, "usage": usage}
         if served.level == "scores" and body.get("echo") and served.trap not in ("echo_ignored", "newer_shape"):
@@ -263,7 +276,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     adapters = {name: HuggingFace(folder, None).eval() for name, folder in (one.split("=", 1) for one in options.adapter)}
-    served = Served(HuggingFace(str(options.folder), None).float(), options.level, options.trap, adapters, tuple(options.shapes))
+    served = Served(
+        HuggingFace(str(options.folder), None).float(), options.level, options.trap, adapters, tuple(options.shapes)
+    )
     uvicorn.run(app_of(served), host="127.0.0.1", port=options.port, log_level="warning")
 
 

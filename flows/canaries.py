@@ -22,11 +22,7 @@ def absent(recipe: Recipe) -> set[type[Any]]:
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
     """Run the audit from recorded losses, or a service, to report; return the run's manifest, or None in a plan."""
-    losses = (
-        ask_service(runner, recipe)
-        if recipe.losses is None
-        else runner.run(ReadLosses(recipe.canaries, recipe.losses))
-    )
+    losses = ask_service(runner, recipe) if recipe.losses is None else runner.run(ReadLosses(recipe.canaries, recipe.losses))
     scores = runner.run(Score(recipe, losses))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores))
     return runner.publish(recipe, scores, report, {"losses": losses})

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memlib.audits.arrangement import check_flow
+from memlib.audits.exposure.asked import AskCandidates, JoinCosts, ServedModel, ask_for_costs, say_what_is_sent
 from memlib.audits.exposure.models import CorpusData, ExternalModel, ModelAt
-from memlib.audits.exposure.observing import Discover, Perplexities, Ranks, Search, reference_rng, told
+from memlib.audits.exposure.observing import Costs, Discover, Perplexities, Ranks, Search, reference_rng, told
 from memlib.audits.exposure.ranks import FitLaw, ScoredModel, law_stages, rank_stages
 from memlib.audits.exposure.recipe import Recipe, SanitizeSpec
 from memlib.audits.exposure.sanitizing import HALVES, Halve, Sanitize, left
@@ -19,16 +20,25 @@ from memlib.data.text.formats import Worded
 from memlib.errors import UserError
 from memlib.identity import derive_seed
 from memlib.models.external.factory import external_language_digest
+from memlib.observe.served import CheckService
 from memlib.pipeline.stage import AnyArtifact, Artifact, Runner
 from memlib.runs.records import RunRecord
-from memlib.specs import HuggingFaceSpec, PretrainedSpec, ProtocolSpec
+from memlib.specs import HuggingFaceSpec, PretrainedSpec, ProtocolSpec, ServedSpec
 from memlib.specs.subject import TrainIt
 from memlib.training.files import step_file, weights_file
 from memlib.training.fit import Train, TrainedModel
 from memlib.training.pretrained import TakeOver
 
-STAGES = (TakeOver, MakeCorpus, Halve, Train, Sanitize, Perplexities, Ranks, FitLaw, Search, Discover, Score, Report)
+OF_SERVICE = (CheckService, AskCandidates, JoinCosts)
+STAGES = (
+    TakeOver, MakeCorpus, Halve, Train, Sanitize, Perplexities, *OF_SERVICE, Ranks, FitLaw, Search, Discover, Score, Report,
+)  # fmt: skip
 NONE, ALL = "no canary", "all canaries"
+
+
+def absent(recipe: Recipe) -> set[type[Any]]:
+    """Return the stages that a recipe leaves out."""
+    return {Perplexities} if isinstance(recipe.trained, ServedSpec) else set(OF_SERVICE)
 
 
 def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
@@ -39,15 +49,21 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
         models = _sanitized(runner, recipe, recipe.sanitize, data, models)
     trained = runner.run_all([model.stage for model in models])
     scored = [] if isinstance(recipe.subject, TrainIt) else [_external(recipe, recipe.subject, data)]
+    services: dict[str, Any] = {}
     for model, artifact in zip(models, trained, strict=True):
         scored += _checkpoints(recipe, data, model, artifact)
-    costs = runner.run_all([Perplexities(m.at, m.canaries, m.config.references, m.config.seed) for m in scored])
+    costs: list[Artifact[Costs]]
+    if isinstance(recipe.trained, ServedSpec):
+        of_service, services = ask_for_costs(runner, recipe, scored[0])
+        costs = [of_service]
+    else:
+        costs = runner.run_all([Perplexities(m.at, m.canaries, m.config.references, m.config.seed) for m in scored])
     counts = runner.run_all([stage for _, _, stage in rank_stages(scored, costs)])
     tests = law_stages(scored, costs, counts)
     laws = dict(zip(tests, runner.run_all(list(tests.values())), strict=True))
     searches = runner.run_all(_searches(recipe, scored))
     documents = runner.run_all(_discoveries(recipe, scored))
-    scores = runner.run(Score(recipe, scored, costs, counts, laws, searches, documents))
+    scores = runner.run(Score(recipe, scored, costs, counts, laws, searches, documents, **services))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
     named: dict[str, AnyArtifact] = {"corpus": data.corpus}
     named |= {} if data.base is None else {"base": data.base}
@@ -62,6 +78,8 @@ def _data(runner: Runner, recipe: Recipe) -> CorpusData:
     if isinstance(recipe.subject, TrainIt) and isinstance(recipe.subject.model, PretrainedSpec):
         base = runner.run(TakeOver(recipe.subject.model))
     stage = MakeCorpus(recipe.data, recipe.canaries, elsewhere=recipe.trained is not None, base=base)
+    if isinstance(recipe.trained, ServedSpec):
+        say_what_is_sent(runner, recipe, recipe.trained, len(stage.given.known) + len(stage.given.unseen))
     if problem := stage.missing(level=recipe.score.level / (2 * len(recipe.cells))):
         runner.warn(problem)
     data = CorpusData(runner.run(stage), recipe.data, recipe.canaries, recipe.trained, base)
@@ -188,9 +206,14 @@ def _checkpoints(recipe: Recipe, data: CorpusData, model: _Model, trained: Artif
     ]
 
 
-def _external(recipe: Recipe, trained: HuggingFaceSpec | ProtocolSpec, data: CorpusData) -> ScoredModel:
+def _external(recipe: Recipe, trained: HuggingFaceSpec | ProtocolSpec | ServedSpec, data: CorpusData) -> ScoredModel:
     """Return the external model, with all canaries to score."""
-    model = ExternalModel(data, external_language_digest(trained), recipe.score.precision, cache_gb=recipe.score.cache_gb)
+    model: ExternalModel | ServedModel
+    if isinstance(trained, ServedSpec):
+        model = ServedModel(data, trained)
+    else:
+        digest = external_language_digest(trained)
+        model = ExternalModel(data, digest, recipe.score.precision, cache_gb=recipe.score.cache_gb)
     ids, insertions = data.table["canary"].to_pylist(), data.table["insertions"].to_pylist()
     return ScoredModel("", 0, model, recipe.score, tuple(ids), tuple(insertions))
 

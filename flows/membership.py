@@ -47,7 +47,6 @@ from memlib.training.pretrained import Pretrained, TakeOver
 from memlib.training.small_nets import TrainSubsets
 
 if TYPE_CHECKING:
-    from memlib.observe.service_checks import ServiceCheck
     from memlib.observe.token_scores import TokenScores
 
 OF_EXAMPLES = (
@@ -88,7 +87,9 @@ def _absent_of_documents(recipe: DocumentsRecipe) -> set[type[Any]]:
         ReadDocumentMembers: recipe.target.is_external,
         TrainDocuments: recipe.trains,
         ObserveDocuments: not recipe.sends_texts,
-        CheckService: recipe.is_served, AskDocuments: recipe.is_served, JoinScores: recipe.is_served,
+        CheckService: recipe.is_served,
+        AskDocuments: recipe.is_served,
+        JoinScores: recipe.is_served,
     }
     return {*OF_EXAMPLES, *(stage for stage, is_used in used.items() if not is_used)}
 
@@ -130,9 +131,9 @@ def _audit_documents(runner: Runner, recipe: DocumentsRecipe) -> RunRecord | Non
     epoch, share = 0 if recipe.training is None else recipe.training.epochs, recipe.score.lowest
     of_base = None if base is None else runner.run(ObserveDocuments(corpus, base, 0, share, None))
     found: list[Artifact[TokenScores]] = []
-    checks: list[Artifact[ServiceCheck]] = []
+    services: dict[str, Any] = {}
     if recipe.is_served:
-        target, of_base, checks = ask_for_documents(runner, recipe, corpus, base, of_base)
+        target, of_base, services = ask_for_documents(runner, recipe, corpus, base, of_base)
     else:
         assert not isinstance(external, ServedSpec)
         outside = [] if external is None else [ObserveDocuments(corpus, external, 0, share, of_base)]
@@ -140,7 +141,7 @@ def _audit_documents(runner: Runner, recipe: DocumentsRecipe) -> RunRecord | Non
         target, *found = runner.run_all([*outside, *observed])
     shadows = [each for each in subsets if each.numbers != (TARGET,)]
     scores = runner.run(
-        ScoreDocuments(recipe, data, shadows, found, target, members, corpus, of_base, checks=tuple(checks))
+        ScoreDocuments(recipe, data, shadows, found, target, members, corpus, of_base, **services)
     )  # fmt: skip
     report = runner.run(ReportDocuments(recipe, run_id(recipe, scores), scores, data, corpus))
     return runner.publish(recipe, scores, report, {"documents": corpus, "target": target})
@@ -151,6 +152,7 @@ def _language_model(
 ) -> TrainDocuments:
     """Return the training of one language model, from scratch or from a pretrained one."""
     assert recipe.training is not None
+    assert not isinstance(recipe.model, ServedSpec), "the recipe refuses to train a model behind a service"
     (number,), data = subsets.numbers, subsets.data
     (seed,) = _seeds(recipe.training.seed, subsets.numbers)
     training = recipe.training.model_copy(update={"seed": seed})

@@ -19,6 +19,7 @@ from memlib.store import DEFAULT_STORE
 
 if TYPE_CHECKING:
     from memlib.data.canaries.documents import CanaryDocument
+    from memlib.data.canaries.losses import Recorded
     from memlib.data.canaries.plan import Coins
     from memlib.observe.canary_likelihoods import EncodedCanary
     from memlib.stats.canaries import Plan
@@ -220,7 +221,11 @@ def score(
     output: Path,
     base: str | None = None,
     adapter: str | None = None,
+    url: str | None = None,
+    key: str | None = None,
+    sends: bool = False,
     step: int = 1,
+    store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Record the losses of all canaries under a trained model, for trainings without CanaryCallback: the last planned look.
 
@@ -229,15 +234,23 @@ def score(
     folder
         Folder of the canaries, or their all.jsonl.
     model
-        Folder of the trained Hugging Face model; with --adapter, of its base model.
+        Folder of the trained Hugging Face model; with --adapter, of its base model; with --url, its name at the service.
     output
         The new Parquet file of losses.
     base
-        Folder of the model before the training; the audit then takes its losses off.
+        Folder, or name, of the model before the training; the audit then takes its losses off.
     adapter
         Folder of a LoRA adapter.
+    url
+        Address of a service that scores given texts, as in https://host/v1; the canaries are sent to it.
+    key
+        Name of the environment variable with the service's key.
+    sends
+        Allow that the canaries are sent to the service.
     step
         Number of optimizer steps of the training, for the record.
+    store
+        With --url: folder or s3:// prefix in which answers are kept, so that nothing is asked twice.
     """
     import pyarrow as pa
 
@@ -248,6 +261,13 @@ def score(
     if step <= BASE_STEP:
         raise UserError(f"the trained model is at step {step}; give the number of its optimizer steps, at least 1")
     folder = folder.expanduser()
+    if url is not None:
+        if adapter is not None:
+            raise UserError("a service has its adapters under names of their own: give the adapter's name as --model")
+        recorded = _asked(folder, _services(url, key, sends, model, base), step, store)
+        write_losses(output.expanduser(), recorded)
+        console.print(f"losses of {count_of(recorded.table.num_rows, 'canary', 'canaries')}: {output}", soft_wrap=True)
+        return
     documents = _documents(folder)
     encoded, _ = _encoded(documents, model)
     known = [] if base is None else [_measured(base, None, encoded, BASE_STEP)]
@@ -258,12 +278,38 @@ def score(
     console.print(f"losses of {count_of(len(encoded), 'canary', 'canaries')}: {output}", soft_wrap=True)
 
 
+def _services(url: str, key: str | None, sends: bool, model: str, base: str | None) -> dict[str, Any]:
+    """Return the services of a recipe that options name."""
+    told = {"kind": "served", "url": url, "key": key, "sends": sends}
+    return {"service": {**told, "model": model}, **({} if base is None else {"base": {**told, "model": base}})}
+
+
+def _asked(folder: Path, services: dict[str, Any], step: int, store: str) -> Recorded:
+    """Ask a service for the losses of canaries."""
+    from dataclasses import replace
+
+    from memlib.audits.canaries.asked import losses_of_service
+    from memlib.recipes.request import AuditRequest
+    from memlib.running.runners import PlainRunner
+    from memlib.store import Store
+
+    recipe: Any = AuditRequest.read({"audit": "canaries", "canaries": str(folder), **services}).recipe
+    runner = PlainRunner(Store(store))
+    runner.warn = lambda text: console.print(text, soft_wrap=True)  # type: ignore[method-assign]
+    return losses_of_service(runner, recipe, step)
+
+
 @canaries.command
 def audit(
     folder: Path,
-    losses: Path,
+    losses: Path | None = None,
     /,
     *,
+    url: str | None = None,
+    model: str | None = None,
+    base: str | None = None,
+    key: str | None = None,
+    sends: bool = False,
     epsilon: float | None = None,
     delta: float = 0.0,
     adjacency: Literal["add-remove", "replace"] = "add-remove",
@@ -285,7 +331,18 @@ def audit(
     folder
         Folder of the canaries, with coins.parquet.
     losses
-        Parquet file of losses, as written by CanaryCallback, CanaryAudit or memlib canaries score.
+        Parquet file of losses, as written by CanaryCallback, CanaryAudit or memlib canaries score; without it, a service is
+        asked (--url), for likelihoods or, if it gives none, for endings of the canaries.
+    url
+        Address of the trained model behind a service, as in https://host/v1; canaries are sent to it.
+    model
+        Name of the trained model at the service.
+    base
+        Name at the service of the model before the training; its losses are taken off.
+    key
+        Name of the environment variable with the service's key.
+    sends
+        Allow that the canaries are sent to the service.
     epsilon
         The claimed epsilon of the training for one record.
     delta
@@ -309,10 +366,21 @@ def audit(
 
     said = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "scope": scope}
     privacy = said if epsilon is not None or delta else None
-    places = {"canaries": str(folder.expanduser()), "losses": str(losses.expanduser())}
+    places: dict[str, Any] = {"canaries": str(folder.expanduser())}
+    if losses is not None:
+        places["losses"] = str(losses.expanduser())
+    if url is not None:
+        if model is None:
+            raise UserError("--url is the address of a service: give the model's name there as --model")
+        places |= _services(url, key, sends, model, base)
+    elif losses is None:
+        raise UserError("name the file of losses, or the service to ask (--url, --model)")
     recipe = {"audit": "canaries", "title": title, **places, "privacy": privacy}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the page has them
+        if url is None:
+            warnings.simplefilter("ignore", UserWarning)  # the page has them
+        else:
+            warnings.showwarning = lambda text, *_, **__: console.print(str(text), soft_wrap=True)
         run = api.run({**recipe, "step": step}, store=store, quiet=True)
     if json_:
         show_json(run.record.model_dump())

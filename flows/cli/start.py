@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from cyclopts import Parameter
+from pydantic import ValidationError
 
 import memlib
 from flows.cli.completing import recipes
@@ -32,14 +33,15 @@ from memlib.recipes.files import SHIPPED
 from memlib.recipes.named_files import check_files
 from memlib.recipes.request import AuditRequest, command_for
 from memlib.recipes.yaml import inherited, read_yaml
+from memlib.specs import ServedSpec
 from memlib.specs.cores import cores
 from memlib.store import DEFAULT_STORE, Store
 
 LIBRARIES = ("torch", "torchvision", "ray", "prefect", "numpy", "pyarrow", "scipy", "s3fs")
 LEAST_FREE = 2 * 2**30  # bytes of disk space; most audits fail with less
 Have = Literal[
-    "membership", "image-model", "classifier-and-name", "encoders", "outputs", "language-model", "fine-tuning", "images",
-    "table", "nothing",
+    "membership", "image-model", "classifier-and-name", "encoders", "outputs", "language-model", "service", "fine-tuning",
+    "images", "table", "nothing",
 ]  # fmt: skip
 """Situations for which there are starters, deployments/starters/for_<situation>.yaml."""
 DOSSIER = """\
@@ -49,6 +51,7 @@ DOSSIER = """\
 # Numbers per class (split, sets) fit classes of 120 examples or more: lower them for smaller ones. What the document
 # is for goes into release: memlib schema dossier, or docs/reference/recipes.md.
 """
+Shape = Literal["auto", "completions", "generate", "chat"]
 QUESTION = re.compile(r"<<([^|>]*)\|([^>]*)>>")  # in a starter: question and example
 
 
@@ -75,8 +78,8 @@ def init(
         The new file; by default named after the audit or after what you have, in the current folder.
     for_
         Your situation: a classifier and a list of its training rows; one image model and its training images; a classifier
-        and a name; two encoders; a model's outputs; a language model and secrets; texts to fine-tune on; images alone; a
-        table; nothing yet. The recipe has the keys that this needs; on a terminal, their values are asked for.
+        and a name; two encoders; a model's outputs; a language model and secrets; the same behind a service; texts to
+        fine-tune on; images alone; a table; nothing yet. The recipe has the keys that this needs; on a terminal, their values are asked for.
     data
         For a dossier: your data as YAML, as in "{kind: table, path: patients.csv, label_column: outcome}" (memlib sources
         lists the kinds). The recipe asks all that applies to them, and says why other audits do not apply.
@@ -274,8 +277,16 @@ def _source(kind: Any) -> dict[str, Any]:
     return {"kind": get_args(fields["kind"].annotation)[0], "needs": needs, "meaning": meaning}
 
 
-def doctor(*, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> int:
-    """Check whether this machine can run audits: libraries, GPU, FAISS, Prefect, the store, disk space.
+def doctor(
+    *,
+    store: StoreOption = DEFAULT_STORE,
+    model: str | None = None,
+    name: str | None = None,
+    key: str | None = None,
+    api: Shape = "auto",
+    json_: JsonOption = False,
+) -> int:
+    """Check whether this machine can run audits: libraries, GPU, FAISS, Prefect, the store, disk space; or test a service.
 
     Exits with status 2 if there are problems to fix.
 
@@ -283,10 +294,21 @@ def doctor(*, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> 
     ----------
     store
         Folder or s3:// prefix that runs would write to.
+    model
+        Address of a language model behind a service, as in https://host/v1: a dozen public sentences are sent to it, and
+        what it can be asked is printed, instead of what this machine is.
+    name
+        Name of the model at the service; by default the first that it lists.
+    key
+        Name of the environment variable with the service's key.
+    api
+        Shape of the service's requests: completions, generate (SGLang's) or chat; by default it is found.
     json_
         Print the results as JSON.
     """
-    checks = list(_looked_at(store))
+    if model is None and (name or key or api != "auto"):
+        raise UserError("--name, --key and --api are of a service: give its address as --model")
+    checks = list(_looked_at(store)) if model is None else list(_tested(model, name, key, api))
     if json_:
         rows = [{"what": what, "found": state, "problem": problem} for what, state, problem in checks]
         show_json(rows)
@@ -296,6 +318,33 @@ def doctor(*, store: StoreOption = DEFAULT_STORE, json_: JsonOption = False) -> 
     if not json_:
         console.print(f"to fix: {', '.join(problems)}" if problems else "all is well")
     return 2 if problems else 0
+
+
+def _tested(url: str, name: str | None, key: str | None, api: Shape) -> Iterator[tuple[str, str, str]]:
+    """Yield what a service can be asked, and how its test ended, as `_looked_at`."""
+    from memlib.models.external.served import first_model
+    from memlib.observe.service_checks import LEVELS, check_service
+
+    try:
+        told = {"kind": "served", "url": url, "key": key, "api": api, "sends": True}
+        service = ServedSpec.model_validate({**told, "model": name or "any"})
+        if name is None:
+            service = service.model_copy(update={"model": first_model(service)})
+    except ValidationError as error:
+        raise UserError(f"--model {url}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+    yield "service", f"{service.model} at {service.host}", ""
+    try:
+        found = check_service(service)
+    except RunError as error:
+        yield "test", "failed", str(error)
+        return
+    yield "gives", f"{LEVELS[found.level]} ({found.api})", ""
+    yield "requests", str(found.asked), ""
+    if found.level == "scores":
+        yield "difference between equal requests", f"{found.noise:.2g} nats a token at most", ""
+    for remark in found.remarks:
+        yield "remark", remark, ""
+    yield "test", "failed" if found.problems else "passed", "; ".join(found.problems)
 
 
 def _looked_at(store: str) -> Iterator[tuple[str, str, str]]:

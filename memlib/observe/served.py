@@ -7,8 +7,9 @@ killed run asks nothing again that was answered.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.errors import RunError
-from memlib.identity import file_digest
+from memlib.identity import canonical_json, file_digest
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import UNKEYED, AnyArtifact, Artifact, Runner, Stage
 from memlib.sanitize import count_of
@@ -64,8 +65,9 @@ class CheckService(Stage["ServiceCheck"]):
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """The test before and the answers, and digests of files that the recipe names."""
-        return {**super().inputs, **files_of(self.service)}
+        """The test before and the answers, and digests of what the recipe names."""
+        digest = hashlib.sha256(canonical_json(self.service.identity).encode()).hexdigest()
+        return {**super().inputs, **files_of(self.service), "service": canonical_json([digest])}  # as of a model at hand
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write the result.
@@ -111,8 +113,8 @@ def announce(runner: Runner, service: ServedSpec, what: str, *, requests: int, t
     cost = service.price_per_million_tokens
     price = "" if cost is None else f", {cost * tokens / 1e6:,.2f} at the price per token"
     runner.warn(
-        f"sent to {service.host} ({service.model}): {what}; about {count_of(requests + CHECKS, 'request')} and {tokens:,} "
-        f"tokens{price}"
+        f"sent to {service.host} ({service.model}): {what}; at most about {count_of(requests + CHECKS, 'request')} and "
+        f"{tokens:,} tokens{price}"
     )
     for name, needed in (("requests", requests), ("tokens", tokens)):
         most = getattr(service, name)
@@ -212,32 +214,3 @@ async def _ask_all(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         attempt.facts |= {"requests": service.asked, "names": sorted(service.names)}
-
-
-NOTICED = 0.1  # of the spread of scores, from which on noise is stated
-
-
-def noise_said(noise: float, spread: float) -> str:
-    """Return a sentence on the noise of a service beside the spread of scores; "" where it is small.
-
-    Args:
-        noise: largest difference of a text's mean log probability between equal requests, in nats a token.
-        spread: standard deviation of the scores, in nats a token.
-    """
-    if noise < NOTICED * spread or not noise:
-        return ""
-    return f"Equal requests to the service differ by {noise:.2g} nats a token, and the scores' standard deviation is {spread:.2g}."
-
-
-def void_of(noise: float, spread: float, changed: str) -> str:
-    """Return why answers of a service decide nothing; "" if they do.
-
-    Args:
-        noise, spread: as in `noise_said`.
-        changed: how the model changed during the audit.
-    """
-    if changed:
-        return f"The service changed during the audit: {changed}."
-    if noise >= spread and noise > 0:
-        return f"The scores vary by {spread:.2g} nats a token, no more than equal requests to the service do ({noise:.2g})."
-    return ""

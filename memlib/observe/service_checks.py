@@ -1,7 +1,7 @@
-"""Tests of a service before it is used as an instrument: what can be asked of it, and whether its numbers mean what they should.
+"""Tests of a service before it is used as an instrument: what can be asked of it, and do its numbers mean what they should?
 
-A dozen public sentences are scored, alone and joined, twice and in another order, in order and shuffled. What fails is named in
-a line; the largest difference between equal requests is the noise of the service, with which scores are compared later.
+A dozen public sentences are scored, alone and joined, twice and in another order, in order and shuffled. What fails is named
+in a line; the largest difference between equal requests is the noise of the service, with which scores are compared later.
 """
 
 import asyncio
@@ -75,7 +75,8 @@ class ServiceCheck:
     @classmethod
     def of(cls, content: dict[str, Any]) -> "ServiceCheck":
         """Return the check in the content of `as_json`."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
+        whole: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+        return cls(**whole)
 
     @property
     def said(self) -> str:
@@ -164,7 +165,7 @@ async def _check(spec: ServedSpec, sentences: Sequence[str]) -> ServiceCheck:
             except Refused as error:
                 reasons.append(str(error))
                 continue
-            why = next((reason for reason in reasons if reason == GENERATED_ALONE), None)
+            why = next((reason for reason in reasons if reason == GENERATED_ALONE), *reasons[:1])
             return replace(found, remarks=((why, *found.remarks) if why else found.remarks))
     raise RunError(reasons[0] if reasons else f"{spec.host} cannot be asked")
 
@@ -201,8 +202,9 @@ async def _check_scores(service: Service, sentences: Sequence[str]) -> ServiceCh
     shuffled = [await service.score(_shuffled(one)) for one in sentences]
     warm = await service.score(sentences[0], temperature=0.5)
     noise, of_texts = _noise(once, [again[place] for place in range(len(sentences))])
+    asked = [*zip(once, sentences, strict=True), (whole, long)]
     problem = (
-        next((f"{said}" for one, text in [*zip(once, sentences, strict=True), (whole, long)] if (said := unlike_text(one, text))), "")
+        next((said for one, text in asked if (said := unlike_text(one, text))), "")
         or next((said for one in [*once, whole] if (said := _unusable(one))), "")
         or _not_repeated(noise)
         or await _parts(service, sentences, once, noise)
@@ -285,8 +287,8 @@ def _knows_order(once: Sequence[Scored], shuffled: Sequence[Scored]) -> str:
     if worse >= math.floor(WORSE * len(once)):
         return ""
     return (
-        f"only {worse} of {len(once)} sentences score worse with their words shuffled: the probabilities are not those of the "
-        "texts, or the model does not know their language (give sentences of its own)"
+        f"only {worse} of {len(once)} sentences score worse with their words shuffled: the probabilities are not those of "
+        "the texts, or the model does not know their language (give sentences of its own)"
     )
 
 

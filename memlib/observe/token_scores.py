@@ -45,8 +45,8 @@ class TokenScores:
     correct: Values  #: (num_documents,) share of tokens that the model gives the largest probability.
     own: NDArray[np.floating]  #: (num_tokens,) log probability of each token: float32 of a reference, else float16.
     right: NDArray[np.uint8]  #: one bit for each token: whether the model gives it the largest probability.
-    #: (num_tokens,) float16, log probability of each token beyond the reference's, rounded as a difference, so that no sign is
-    #: lost; None for the reference itself, and without one.
+    #: (num_tokens,) float16, log probability of each token beyond the reference's, rounded as a difference, so that no sign
+    #: is lost; None for the reference itself, and without one.
     gains: NDArray[np.float16] | None = None
 
     @property
@@ -101,7 +101,7 @@ class TokenScores:
         return found
 
     def windows(self) -> Values:
-        """Return WBC: the share of windows of tokens with a positive mean gain, averaged over their lengths: (num_documents,).
+        """Return WBC: the share of windows of tokens with a positive mean gain, averaged over lengths: (num_documents,).
 
         Lengths beyond a document's own are left out.
 
@@ -251,7 +251,8 @@ class Keeping:
         right = np.packbits(np.concatenate([np.zeros(0, bool), *self._right]), bitorder="little")
         own = np.concatenate([np.zeros(0, self._kept), *self._own])
         gains = None if self._reference is None else np.concatenate([np.zeros(0, np.float16), *self._gains])
-        return TokenScores(*rows, own=own, right=right, gains=gains)
+        tokens, log_p, lowest, correct = rows
+        return TokenScores(tokens, log_p, lowest, correct, own, right, gains)
 
 
 def _by_document(

@@ -9,8 +9,8 @@ from memlib.specs.base import MOST_DRAWS, MOST_NUMBER, Spec
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 UNKEYED = frozenset(
-    {"key", "sends", "insecure", "sentences", "requests_per_minute", "tokens_per_minute", "requests", "tokens", "timeout", "together",
-     "price_per_million_tokens"}
+    {"key", "sends", "insecure", "sentences", "requests_per_minute", "tokens_per_minute", "requests", "tokens", "timeout",
+     "together", "price_per_million_tokens"}
 )  # fmt: skip
 """Fields that affect no answer."""
 
@@ -63,7 +63,9 @@ class ServedSpec(Spec):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url is {self.url!r}; give an address such as https://host/v1")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("url has more than a place; leave out user, password and query, and name the key's variable (key)")
+            raise ValueError(
+                "url has more than a place; leave out user, password and query, and name the key's variable (key)"
+            )
         if parts.scheme == "http" and parts.hostname not in LOOPBACK and not self.insecure:
             raise ValueError(f"texts and key would go to {parts.hostname} in the clear; use https, or set insecure to true")
         return self

@@ -5,7 +5,6 @@ Inserted canaries and others are asked for in the order of their draw, which the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from memlib.audits.canaries.stages import keep, kept, pseudonym
 from memlib.data.canaries.documents import ALL_FILE, CanaryDocument, digest_of, read_documents
 from memlib.data.canaries.losses import BASE_STEP, LOSSES, Recorded, Served
 from memlib.data.canaries.pictures import is_of_pictures
-from memlib.data.canaries.plan import read_coins
+from memlib.data.canaries.plan import read_coins, read_plan
 from memlib.errors import RunError, UserError
 from memlib.identity import file_digest
 from memlib.observe.served import ANSWERS_FILE, CheckService, announce, ask, parts_of
@@ -88,7 +87,11 @@ class AskCanaries(Stage[Answers]):
 
             found = ask(self.service, check, prompts, endings, attempt, states)
         names = next(iter(found.values())).keys()
-        np.savez(attempt.path(ANSWERS_FILE), **{name: np.stack([one[name] for one in found.values()]) for name in names})
+        np.savez(
+            attempt.path(ANSWERS_FILE),
+            allow_pickle=False,
+            **{name: np.stack([one[name] for one in found.values()]) for name in names},
+        )
 
     @classmethod
     def open(cls, artifact: Artifact[Answers]) -> Answers:
@@ -226,11 +229,50 @@ def documents_of(folder: str) -> list[CanaryDocument]:
         raise UserError(f"{folder} has canaries that are pictures, which no service of texts can be asked for; give losses")
     documents = read_documents(Path(folder))
     if documents[0].prompt is not None and len({one.prompt for one in documents}) < len(documents):
-        raise UserError("the canaries' prompts are alike, so no answer belongs to one of them: make canaries with holes in --prompt")
+        raise UserError(
+            "the canaries' prompts are alike, so no answer belongs to one of them: make canaries with holes in --prompt"
+        )
     return documents
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for all canaries."""
+
+    service: ServedSpec  #: the service of the trained model, as it was asked.
+    parts: tuple[Artifact[Answers], ...]  #: answers of the trained model.
+    base: tuple[Artifact[Answers], ...]  #: answers of the model before the training, if it was asked.
+    checks: tuple[Artifact[ServiceCheck], ...]  #: tests of the services, before and after.
+
+
 def ask_service(runner: Runner, recipe: Recipe) -> Artifact[Recorded]:
+    """Ask the services of a recipe for all canaries, and join the answers under pseudonyms."""
+    asked = _ask(runner, recipe)
+    return runner.run(JoinAnswers(recipe.canaries, asked.service, asked.parts, asked.base, asked.checks))
+
+
+def losses_of_service(runner: Runner, recipe: Recipe, step: int) -> Recorded:
+    """Ask services that score given texts for all canaries; without coins, and under the canaries' own names.
+
+    Args:
+        step: step of the trained model, for the record.
+
+    Raises:
+        RunError: for a service that scores no given text, or changed meanwhile.
+    """
+    asked, documents = _ask(runner, recipe), documents_of(recipe.canaries)
+    for check in (one.content for one in asked.checks):
+        if check.level != "scores" or check.changed:
+            raise RunError(
+                f"losses need log probabilities of given texts: {check.changed or '; '.join(check.remarks) or check.said} "
+                "Generated text alone is audited with the coins (memlib canaries audit --url)"
+            )
+    names, plan = [one.canary for one in documents], read_plan(Path(recipe.canaries))
+    table = [_losses(names, asked.parts, step), *([_losses(names, asked.base, BASE_STEP)] if asked.base else [])]
+    return Recorded(pa.concat_tables(table), {plan.looks: step}, canaries=digest_of(documents), plan=plan.digest)
+
+
+def _ask(runner: Runner, recipe: Recipe) -> Asked:
     """Ask the services of a recipe for all canaries, between two tests of each."""
     assert recipe.service is not None
     documents = documents_of(recipe.canaries)
@@ -248,8 +290,7 @@ def ask_service(runner: Runner, recipe: Recipe) -> Artifact[Recorded]:
         parts = tuple(runner.run_all(stages))
         checks += [before, runner.run(CheckService(model, before, parts))]
         asked.append(parts)
-    base = asked[1] if recipe.base is not None else ()
-    return runner.run(JoinAnswers(recipe.canaries, models[0], asked[0], base, tuple(checks)))
+    return Asked(models[0], asked[0], asked[1] if recipe.base is not None else (), tuple(checks))
 
 
 def _for(service: ServedSpec, documents: Sequence[CanaryDocument]) -> ServedSpec:
@@ -257,15 +298,3 @@ def _for(service: ServedSpec, documents: Sequence[CanaryDocument]) -> ServedSpec
     if documents[0].prompt is None:
         return service
     return service.model_copy(update={"api": "chat" if service.api == "auto" else service.api, "level": "text"})
-
-
-def returned_p(returned: NDArray[np.bool_], inside: NDArray[np.bool_]) -> float:
-    """Return the probability that as many of the canaries whose ending came back were inserted, if coins decide: exact.
-
-    Example:
-        >>> came, inside = np.array([True] * 5 + [False] * 5), np.array([True] * 6 + [False] * 4)
-        >>> returned_p(came, inside)  # 2^-5
-        0.03125
-    """
-    count, hits = int(returned.sum()), int((returned & inside).sum())
-    return math.fsum(math.comb(count, k) for k in range(hits, count + 1)) / 2**count

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 import scipy.stats
 from numpy.typing import NDArray
 
-from memlib.audits.canaries.asked import returned_p
+from memlib.audits.asked import SERVICE, VOID, is_void, said_of_service, service_row
 from memlib.audits.canaries.recipe import CLAIM, HEADLINE, HEADLINES, PrivacySpec, Recipe
 from memlib.audits.canaries.tables import LOOKS
-from memlib.data.canaries.losses import CanaryScores, Recorded, Served, score_canaries
+from memlib.data.canaries.losses import CanaryScores, Recorded, score_canaries
 from memlib.data.canaries.plan import Coins
 from memlib.findings import (
     DESCRIPTIVE,
@@ -33,7 +33,6 @@ from memlib.findings import (
     untested,
     voided,
 )
-from memlib.observe.served import noise_said, void_of
 from memlib.report.format import format_interval, say_p
 from memlib.sanitize import count_of
 from memlib.stats.canaries import CanaryResult, Plan, audit_canaries
@@ -55,8 +54,7 @@ class Evidence:
     result: CanaryResult
     plan: Plan
     is_planned: bool  #: False if the step was chosen in the recipe, so that nothing is tested.
-    void: str  #: why the answers of a service decide nothing; "" if they do.
-    noise: str  #: a sentence on the service's noise beside the scores' spread; "" without one.
+    service: Finding | None  #: what is known of a service that was asked.
     names: Sequence[str]  #: the canaries as they are named in the losses.
     claim: PrivacySpec | None  #: what the owner claims.
 
@@ -78,12 +76,12 @@ class Evidence:
             repeats=coins.repeats, seed=coins.seed, **recipe.claim,
         )  # fmt: skip
         spread = float(np.nanstd(scores.values[looks[result.decisive]] / _tokens(recorded, names, looks[result.decisive])))
-        asked = recorded.asked
-        void = "" if asked is None else void_of(asked.noise, spread, asked.changed)
-        noise = "" if asked is None else noise_said(asked.noise, spread)
-        return cls(
-            coins, recorded, looks, scores, result, plan, recipe.step is None, void, noise, names, recipe.privacy
+        asked, n = recorded.asked, len(names)
+        service = None if asked is None else service_row(
+            host=asked.host, model=asked.model, level=asked.level, requests=asked.requests, noise=asked.noise, spread=spread,
+            changed=asked.changed, n=n,
         )  # fmt: skip
+        return cls(coins, recorded, looks, scores, result, plan, recipe.step is None, service, names, recipe.privacy)
 
     @property
     def final(self) -> NDArray[np.float64]:
@@ -114,11 +112,11 @@ def summarize(found: Evidence) -> pa.Table:
     be asked both questions.
     """
     rows = [_memory(found), *_bounds(found), *_by_look(found)]
-    if found.void:
+    if is_void(found.service):
         rows = [voided(row) for row in rows if row.metric in ("canary_auc", "auc_at_look")]
     if not found.is_planned:  # nothing is tested, and nothing bounded, at a step that was chosen afterwards
         rows = [untested(row) for row in rows if row.metric in ("canary_auc", "auc_at_look")]
-    rows += _returns(found)
+    rows += [*([] if found.service is None else [found.service]), *_returns(found)]
     settled = settle(rows, alpha=found.plan.alpha, headlines=HEADLINES)
     judged = Findings(_judged(row, found.plan.alpha) if row.is_test and row.family == CLAIM else row for row in settled)
     return judged.table(verdict(judged))
@@ -149,8 +147,8 @@ def _memory(found: Evidence) -> Finding:
         params["not_compared"] = why
     if found.recorded.stopped is not None:
         params["ended_by"] = found.recorded.stopped
-    if found.recorded.asked is not None:
-        params |= _of_service(found, found.recorded.asked)
+    if found.recorded.asked is not None and found.recorded.asked.draws:
+        params["draws"] = found.recorded.asked.draws
     inside = result.num_inserted
     deviation = math.sqrt((result.num_canaries + 1) / (12 * inside * (result.num_canaries - inside)))
     share = result.looked.spent[result.made[-1] - 1]
@@ -170,14 +168,6 @@ def _tokens(recorded: Recorded, names: Sequence[str], step: int) -> NDArray[np.f
     return np.maximum(1.0, [known.get(name, 1) for name in names])
 
 
-def _of_service(found: Evidence, asked: Served) -> dict[str, Any]:
-    """Return the params of a finding that rests on the answers of a service."""
-    params: dict[str, Any] = {"level": asked.level, "host": asked.host, "served": asked.model, "requests": asked.requests}
-    params |= {"draws": asked.draws} if asked.draws else {"noise": asked.noise}
-    params |= {"noise_said": found.noise} if found.noise else {}
-    return params | ({"void": found.void} if found.void else {})
-
-
 def _returns(found: Evidence) -> Iterator[Finding]:
     """Yield how many endings came back whole, and the share of inserted canaries of which one did, beside the test."""
     asked = found.recorded.asked
@@ -185,8 +175,8 @@ def _returns(found: Evidence) -> Iterator[Finding]:
         return
     came = np.array([asked.returned[name] > 0 for name in found.names])
     inside, hits = found.coins.inside, int((came & found.coins.inside).sum())
-    params = {"draws": asked.draws, "of_inserted": hits}
-    if found.is_planned and not found.void:
+    params: dict[str, Any] = {"draws": asked.draws, "of_inserted": hits}
+    if found.is_planned and not is_void(found.service):
         params["alone"] = round(returned_p(came, inside), 6)
     yield diagnostic("endings_returned", params, int(came.sum()), n=len(came))
     low, high = scipy.stats.binomtest(hits, int(inside.sum())).proportion_ci(0.95, method="exact")
@@ -265,10 +255,9 @@ def verdict(rows: Findings) -> Verdict:
     """Return the verdict of the run."""
     head = rows.head
     claim = _of_claim(rows.get("privacy_claim")) or head.params.get("not_compared", "")
-    said = " ".join(filter(None, (_numbers(head), *_of_looks(head), *_of_answers(rows), claim)))
-    if void := head.params.get("void"):
-        sentence = "That the training remembers its canaries was not shown: the service's answers decide nothing."
-        return Verdict(INCONCLUSIVE, sentence, f"{void} {said}")
+    said = " ".join(filter(None, (_numbers(head), *_of_looks(head), *said_of_service(rows), *_of_answers(rows), claim)))
+    if is_void(rows.get(SERVICE)):
+        return Verdict(INCONCLUSIVE, f"That the training remembers its canaries was not shown. {VOID}", said)
     if not head.is_test:
         sentence = "Nothing was tested: the step was chosen after the plan of the looks was made."
         return Verdict(DESCRIPTIVE, sentence, said)
@@ -294,12 +283,21 @@ def _numbers(head: Finding) -> str:
     )
 
 
+def returned_p(returned: NDArray[np.bool_], inside: NDArray[np.bool_]) -> float:
+    """Return the probability that as many of the canaries whose ending came back were inserted, if coins decide: exact.
+
+    Example:
+        >>> came, inside = np.array([True] * 5 + [False] * 5), np.array([True] * 6 + [False] * 4)
+        >>> returned_p(came, inside)  # 2^-5
+        0.03125
+    """
+    count, hits = int(returned.sum()), int((returned & inside).sum())
+    return float(scipy.stats.binom.sf(hits - 1, count, 0.5))
+
+
 def _of_answers(rows: Findings) -> Iterator[str]:
-    """Yield what a service returned, and its noise."""
-    params, came = rows.head.params, rows.get("endings_returned")
-    if "level" in params:
-        given = "log probabilities of the canaries" if params["level"] == "scores" else "generated text alone"
-        yield f"The model was asked behind a service ({params['host']}), for {given}."
+    """Yield what endings a service returned."""
+    came = rows.get("endings_returned")
     if came is not None:
         few = "" if came.value >= FEWEST_RETURNED else f" Below {FEWEST_RETURNED}, nothing can be shown by these alone."
         alone = f" ({say_p(came.params['alone'])} by itself)" if "alone" in came.params else ""
@@ -307,8 +305,6 @@ def _of_answers(rows: Findings) -> Iterator[str]:
             f"{count_of(int(came.value), 'ending', 'endings')} came back whole, {came.params['of_inserted']} of them of "
             f"inserted canaries{alone}.{few}"
         )
-    if said := params.get("noise_said"):
-        yield said
 
 
 def _of_looks(head: Finding) -> Iterator[str]:

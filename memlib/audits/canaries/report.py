@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 from matplotlib.ticker import MaxNLocator
 
+from memlib.audits.asked import CARRIED_OUT, NOT_POSSIBLE, SERVICE, service_section
 from memlib.audits.canaries.recipe import NOT_SHOWN, Recipe
 from memlib.findings import SHOWN, Finding, Findings
-from memlib.observe.service_checks import HOW_TESTED, LEVELS
 from memlib.report.figures import REFERENCE, TARGET, new_figure, percent_axis, save_figure
 from memlib.report.format import floored, format_interval, format_p, percent
 from memlib.report.page import Content, FigureView, Section, TableView, advice_of, facts_table, filled, meaning_of
@@ -149,29 +149,18 @@ def _privacy(findings: Findings) -> Section | None:
 
 def _service(findings: Findings) -> Section | None:
     """State what was asked of a service, and which attacks its access allows."""
-    params = findings.head.params
-    if "level" not in params:
-        return None
-    scored = params["level"] == "scores"
-    cells = [
-        ("likelihoods of canaries", "carried out" if scored else "not possible with this access"),
-        ("endings that are generated", "not asked for, as likelihoods say more" if scored else "carried out"),
-    ]
-    facts = {
-        "service": f"{params['served']} at {params['host']}", "gives": LEVELS[params["level"]],
-        "requests": f"{params['requests']:,}, with its test before and after",
-    }  # fmt: skip
-    if "noise" in params:
-        facts["difference between equal requests"] = f"{params['noise']:.2g} nats a token"
-    came, share = findings.get("endings_returned"), findings.get("inserted_returned")
+    row, came, share = (findings.get(name) for name in (SERVICE, "endings_returned", "inserted_returned"))
+    scored = row is not None and row.params["level"] == "scores"
+    attacks = {
+        "likelihoods of canaries": CARRIED_OUT if scored else NOT_POSSIBLE,
+        "endings that are generated": "not asked for, as likelihoods say more" if scored else CARRIED_OUT,
+    }
+    more = {}
     if came is not None and share is not None:
-        facts["endings that came back"] = f"{int(came.value)} of {came.n}, in {params['draws']} answers each"
-        facts["inserted canaries whose ending came back"] = f"{percent(share.value, 1)} (95 % interval {format_interval(share, percent)})"
-    return Section(
-        "The service",
-        HOW_TESTED,
-        facts_table(facts), TableView(("attack", ""), cells),
-    )  # fmt: skip
+        shown = f"{percent(share.value, 1)} (95 % interval {format_interval(share, percent)})"
+        more["endings that came back"] = f"{int(came.value)} of {came.n}, in {came.params['draws']} answers each"
+        more["inserted canaries whose ending came back"] = shown
+    return service_section(findings, attacks, more)
 
 
 def _facts(head: Finding, recipe: Recipe) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from memlib.audits import AUDITS, audit_of
+from memlib.audits.asked import NOT_POSSIBLE, SERVICE
 from memlib.audits.attacks import Attack, not_for
 from memlib.audits.dossier.attacks import attacks, kind_of
 from memlib.audits.dossier.beside import Beside, passes
@@ -22,6 +23,7 @@ from memlib.audits.dossier.tables import AUDITS as AUDITS_TABLE
 from memlib.audits.outcomes import Outcome, models_of, scores_of
 from memlib.findings import INCONCLUSIVE, Finding, Findings, cannot_reject, families_of
 from memlib.identity import canonical_json
+from memlib.observe.service_checks import LEVELS
 from memlib.runs.records import RunRecord, VerdictRecord
 from memlib.specs.base import Kind
 from memlib.specs.question import asks_but_seeds
@@ -258,6 +260,9 @@ def rows_of(
         if not mine and kinds & attack.kinds:
             stated = "" if of_audit else (f"its audit failed ({names})" if names else not_run.get(audit_of(name), ""))
             reason = attack.reason if of_audit or not name else Attack.reason
+            served = [row for one in of_audit if (row := one.findings.get(SERVICE)) is not None]
+            if served and len(served) == len(of_audit):
+                reason = f"{NOT_POSSIBLE}: the service {LEVELS[served[0].params['level']]}"
             rows.append((attack, NOT_RUN if name else NOT_IN_MEMLIB, stated or reason, None))
         elif not mine:
             rows.append((attack, NOT_APPLICABLE, not_for(attack.kinds, kinds), None))

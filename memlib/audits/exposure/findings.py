@@ -18,6 +18,7 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
+from memlib.audits.asked import is_void
 from memlib.audits.exposure.answers import largest
 from memlib.audits.exposure.documents import document_rows
 from memlib.audits.exposure.evidence import Held, evidence_of_drawn, evidence_of_given, held
@@ -35,7 +36,7 @@ from memlib.audits.exposure.recipe import (
 from memlib.audits.exposure.scores import TINY, Scored, exposure_by_sampling
 from memlib.audits.exposure.verdict import verdict
 from memlib.errors import RunError
-from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, judged, settle, tested
+from memlib.findings import Finding, Findings, Interval, diagnostic, estimate, judged, settle, tested, voided
 from memlib.specs.text import GIVEN, INSERTED, RECURRING, UNSEEN
 from memlib.stats.changes import flipped_p
 
@@ -45,7 +46,7 @@ FLIPS = 9_999
 
 def summarize(
     models: Sequence[Scored], units: pa.Table, extractions: pa.Table, recipe: Recipe, *, size: int,
-    documents: pa.Table | None = None,
+    documents: pa.Table | None = None, service: Finding | None = None,
 ) -> pa.Table:  # fmt: skip
     """Compute the findings at the last checkpoint, the headline first.
 
@@ -55,6 +56,7 @@ def summarize(
         recipe: variants and level.
         size: |R|, the number of candidates.
         documents: tables.DOCUMENTS, if the recipe extracts documents.
+        service: what was asked of a service, if the model is behind one.
 
     Returns:
         tables.SUMMARY.
@@ -70,9 +72,10 @@ def summarize(
     private = list(privacy_rows(unselected, size, error=recipe.score.error))
     how = recipe.discoverable if documents is not None and len(documents) else None
     level = alpha / (1 + (how is not None) + any(row.is_test for row in private))
+    void = voided if is_void(service) else _as_it_is
     rows = settle(
         [
-            *_tests(unselected, last, recipe, size, level),
+            *map(void, _tests(unselected, last, recipe, size, level)),
             *_estimates(last, recipe),
             *_differences(last, recipe),
             *_equal_loss(frame, recipe),
@@ -82,12 +85,17 @@ def summarize(
             *private,
             *_extraction_rows(extractions),
             *([] if documents is None or how is None else document_rows(documents, how, alpha=level)),
+            *([] if service is None else [service]),
         ],
         alpha=alpha,
         headlines=HEADLINES,
     )
     rows = judged(_named_only_if_shown(rows), alpha=alpha, headlines=HEADLINES)
     return rows.table(verdict(rows, recipe, size=size))
+
+
+def _as_it_is(row: Finding) -> Finding:
+    return row
 
 
 def at_last(frame: pd.DataFrame) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from memlib.data.text.pairs import pair_candidates
 from memlib.data.text.spelling import spell
 from memlib.errors import UserError
 from memlib.pipeline.stage import Artifact
-from memlib.specs import HuggingFaceSpec, ProtocolSpec, SecretsSpec, TextSpec
+from memlib.specs import HuggingFaceSpec, ProtocolSpec, SecretsSpec, ServedSpec, TextSpec
 from memlib.tables import read_table
 from memlib.training.fit import TrainedModel
 from memlib.training.pretrained import Pretrained
@@ -86,7 +86,9 @@ class CorpusData:
     corpus: Artifact[StoredCorpus]  #: windows of symbols.
     text: TextSpec  #: text, canaries: specs of the text and the canaries.
     canaries: SecretsSpec
-    trained: HuggingFaceSpec | ProtocolSpec | None = None  #: spec of the external model; None if memlib trains the models.
+    trained: HuggingFaceSpec | ProtocolSpec | ServedSpec | None = (
+        None  #: spec of the external model; None if memlib trains the models.
+    )
     #: the pretrained model to fine-tune, whose tokens are the symbols; None without one.
     base: Artifact[Pretrained] | None = None
 
@@ -111,6 +113,7 @@ class CorpusData:
         from memlib.models.external.language import load_outside
 
         assert self.trained is not None
+        assert not isinstance(self.trained, ServedSpec), "a model behind a service is not loaded"
         return load_outside(self.trained)
 
     @cached_property
@@ -118,7 +121,7 @@ class CorpusData:
         """The tokenizer of the model under audit; None if the model has none."""
         if self.base is not None:
             return self.base.content.tokenizer
-        if self.trained is None:
+        if self.trained is None or isinstance(self.trained, ServedSpec):
             return None
         from memlib.models.external.language import HuggingFace
 
@@ -134,7 +137,7 @@ class CorpusData:
         """The text of every symbol of the model."""
         if self.tokenizer is not None:
             return [piece or "" for piece in self.tokenizer.pieces]
-        if self.trained is None:
+        if self.trained is None or isinstance(self.trained, ServedSpec):
             return list(self.vocabulary)
         return cast("Answering", self.outside).vocabulary
 

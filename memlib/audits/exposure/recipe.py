@@ -8,10 +8,12 @@ from pydantic import Field, model_validator
 from memlib.data.text.formats import HOLE, Format
 from memlib.specs import (
     AnyLanguageSpec,
+    HuggingFaceSpec,
     LanguageSpec,
     PretrainedSpec,
+    ProtocolSpec,
     SecretsSpec,
-    SequenceModelSpec,
+    ServedSpec,
     Spec,
     TextSpec,
     TrainingSpec,
@@ -137,6 +139,9 @@ class ReportSpec(PageSpec):
     """Number of bars in the histogram of the references' log-perplexities."""
 
 
+AuditedSequenceSpec = Annotated[HuggingFaceSpec | ProtocolSpec | ServedSpec, Field(discriminator="kind")]
+
+
 class Recipe(Spec):
     """An exposure audit from text to report."""
 
@@ -152,9 +157,9 @@ class Recipe(Spec):
     training: TrainingSpec | None = None
     """Training of the model. checkpoint_epochs, checkpoint_steps: epochs and steps at which exposure is measured as well;
     patience: early stopping, with the weights of the lowest validation loss."""
-    trained: SequenceModelSpec | None = None
-    """An external model, instead of model and training; canaries.file lists the secrets that it saw. Its loss is measured on
-    the text (data)."""
+    trained: AuditedSequenceSpec | None = None
+    """An external model, instead of model and training, in a folder, of one's own code or behind a service; canaries.file
+    lists the secrets that it saw. Its loss is measured on the text (data)."""
     quantize: bool = False
     """Quantize each tensor of trained weights to 256 values before the model is queried (Carlini 2019, 9.1)."""
     seeds: int = Field(default=1, ge=1, le=MOST_TRAINED)
@@ -209,7 +214,7 @@ class Recipe(Spec):
             )
 
     @property
-    def subject(self) -> TrainIt[LanguageSpec | PretrainedSpec] | SequenceModelSpec:
+    def subject(self) -> TrainIt[LanguageSpec | PretrainedSpec] | AuditedSequenceSpec:
         """The subject of the audit: models that memlib trains, or one external model."""
         if self.training is not None and self.trained is None:
             return TrainIt(self.model, self.training)
@@ -250,7 +255,7 @@ class Recipe(Spec):
                 f"{self.data.window}; raise it, or lower discoverable.prefix or suffix"
             )
 
-    def _check_trained(self, trained: SequenceModelSpec) -> None:
+    def _check_trained(self, trained: AuditedSequenceSpec) -> None:
         if self.data.paired or self.canaries.source is not None:
             raise ValueError("pairs are for models that memlib trains: leave out canaries.source, and use plain text as data")
         if self.canaries.file is None:
@@ -267,8 +272,15 @@ class Recipe(Spec):
             raise ValueError("score.equal_loss compares variants of a training; leave it out for an external model")
         if self.data.unit == "token":
             raise ValueError("data.unit token is for models that memlib fine-tunes (model.kind huggingface); use character")
-        if trained.kind == "huggingface" and self.data.unit != "character":
+        if trained.kind != "import" and self.data.unit != "character":
             raise ValueError(f"data.unit is {self.data.unit}, but a model with a tokenizer needs character")
+        if isinstance(trained, ServedSpec):
+            if self.score.method not in ("sampled", "extrapolated"):
+                raise ValueError(f"score.method {self.score.method} needs a model at hand; of a service, say sampled")
+            if self.extraction is not None:
+                raise ValueError(
+                    "a search needs probabilities of all next symbols, which no service gives: set extraction to null"
+                )
 
     def _check_training(self, training: TrainingSpec) -> None:
         if training.objective.kind != "language":

@@ -13,6 +13,7 @@ import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from memlib.audits.asked import CARRIED_OUT, NOT_POSSIBLE, service_section
 from memlib.audits.exposure.documents import GAP, GREEDY, NEAR, SHARE
 from memlib.audits.exposure.privacy import most_exposed
 from memlib.audits.exposure.recipe import CANARIES, DOCUMENTS, HEADLINE, NOT_SHOWN, PRIVACY, Recipe
@@ -32,6 +33,9 @@ FIRST_ROWS = 30  # rows of a table that are always visible; the full table is fo
 MARKERS = ("o", "s", "^", "D")
 NAMES = {"exposure": "bits of exposure,", "exposure_among_unseen": "bits of exposure among unseen secrets,"}
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
+_OF_SERVICE = {
+    "exposure of given secrets": CARRIED_OUT, "extraction by search": NOT_POSSIBLE, "extraction of documents": NOT_POSSIBLE,
+}  # fmt: skip
 _TERMS = ("canary", "candidate", "log-perplexity", "exposure", "extraction", "validation loss", "token", "epsilon")
 
 
@@ -64,6 +68,7 @@ def compose(recipe: Recipe, tables: Mapping[str, pa.Table], facts: Mapping[str, 
             _null_section(rows, noun),
             _extraction_section(extractions, curves["queries_by_exposure"], folder, noun, listed=listed),
             _documents_section(rows, tables["documents"], recipe, folder),
+            service_section(rows, _OF_SERVICE),
             Section("What was run", _METHOD, facts_table(facts)),
         ],
         meaning=_READ_OUT

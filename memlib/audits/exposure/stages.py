@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.asked import row_of
 from memlib.audits.exposure.models import CANARIES_FILE, HEADS_FILE, VOCABULARY, WORDS, CorpusData, StoredCorpus, SubjectModel
 from memlib.audits.exposure.observing import Costs
 from memlib.audits.exposure.ranks import ScoredModel, exact_ranks
@@ -31,10 +32,11 @@ from memlib.data.text.pairs import build_pairs, embedded_pairs
 from memlib.data.text.sources import open_text
 from memlib.data.text.streams import Documents, Text
 from memlib.errors import UserError
+from memlib.findings import Finding
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Stage
 from memlib.pipeline.tables import Tables
-from memlib.specs import LanguageSpec, PretrainedSpec, SecretsSpec, TextSpec
+from memlib.specs import LanguageSpec, PretrainedSpec, SecretsSpec, ServedSpec, TextSpec
 from memlib.specs.subject import TrainIt
 from memlib.specs.text import GIVEN, RECURRING, UNSEEN
 from memlib.store import Attempt
@@ -44,6 +46,7 @@ from memlib.training.pretrained import Pretrained
 if TYPE_CHECKING:
     import torch
 
+    from memlib.observe.service_checks import ServiceCheck
     from memlib.report.page import Content
 
 EXTRACTIONS_FILE, DOCUMENTS_FILE = "extractions.parquet", "documents.parquet"
@@ -223,6 +226,8 @@ class Score(ScoresStage):
     laws: Mapping[int, Artifact[float]]  #: goodness of fit of each of `law_stages`, by position of the model.
     searches: Sequence[Artifact[pa.Table]]  #: results of the searches for canaries.
     documents: Sequence[Artifact[pa.Table]]  #: results of the extraction of documents.
+    checks: Sequence[Artifact[ServiceCheck]] = field(default=(), kw_only=True)  #: tests of a service, before and after.
+    asked: Sequence[AnyArtifact] = field(default=(), kw_only=True)  #: what was asked between them; it is in the costs.
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -243,7 +248,8 @@ class Score(ScoresStage):
         laws = {"laws": [[number, law.key] for number, law in self.laws.items()]} if self.laws else {}
         of_models: dict[str, Sequence[AnyArtifact]]
         of_models = {"costs": self.costs, "counts": self.counts, "searches": self.searches}
-        return documents | laws | {name: [one.key for one in artifacts] for name, artifacts in of_models.items()}
+        checks = {"checks": [check.key for check in self.checks]} if self.checks else {}
+        return documents | laws | checks | {name: [one.key for one in artifacts] for name, artifacts in of_models.items()}
 
     @property
     def _documents_spec(self) -> dict[str, Any]:
@@ -271,9 +277,19 @@ class Score(ScoresStage):
         write_table(extractions, EXTRACTION, attempt.path(EXTRACTIONS_FILE))
         documents = pa.concat_tables([DOCUMENTS.arrow.empty_table(), *(one.content for one in self.documents)])
         write_table(documents, DOCUMENTS, attempt.path(DOCUMENTS_FILE))
-        summary = summarize(scored, units, extractions, recipe, size=size, documents=documents)
+        summary = summarize(scored, units, extractions, recipe, size=size, documents=documents, service=self._service())
         write_table(summary, SUMMARY, attempt.path(SUMMARY_FILE))
         write_table(curves(scored, units, extractions, recipe), CURVES, attempt.path(CURVES_FILE))
+
+    def _service(self) -> Finding | None:
+        """Return what was asked of a service; None of a model at hand."""
+        trained, checks = self.recipe.trained, [check.content for check in self.checks]
+        if not checks:
+            return None
+        assert isinstance(trained, ServedSpec)
+        answers = {name: np.concatenate([part.content[name] for part in self.asked]) for name in ("loss", "tokens")}
+        spread = float(np.std(answers["loss"] / np.maximum(1, answers["tokens"])))
+        return row_of(trained, checks, self.asked, spread=spread, n=len(answers["loss"]))
 
 
 def _privacy(at: SubjectModel) -> dict[str, Any] | None:
@@ -336,7 +352,9 @@ def _facts(recipe: Recipe, data: CorpusData) -> Mapping[str, str]:
                 "optimizer": ", ".join(f"{k} {v}" for k, v in training.optimizer.model_dump(mode="json").items()),
             }
         case trained:
-            said = trained.model_dump(mode="json", exclude={"options"}).items()
+            said = (
+                trained.identity if isinstance(trained, ServedSpec) else trained.model_dump(mode="json", exclude={"options"})
+            ).items()
             how = {"model": ", ".join(f"{name} {value}" for name, value in said if value not in (None, [], {}))}
     return {
         "text": f"{recipe.data.source.kind}, {windows} windows of {recipe.data.window} {recipe.data.unit}s, "

@@ -2,6 +2,7 @@
 
 import math
 
+from memlib.audits.asked import SERVICE, VOID, is_void, said_of_service
 from memlib.audits.exposure.answers import largest
 from memlib.audits.exposure.documents import said_of_documents
 from memlib.audits.exposure.recipe import CANARIES, HEADLINE, HEADLINES, PRIVACY, Recipe
@@ -30,8 +31,9 @@ def verdict(rows: Findings, recipe: Recipe, *, size: int) -> Verdict:
     if (word == BOUNDED and hits) or word == DESCRIPTIVE:  # an extraction contradicts any bound
         word = INCONCLUSIVE
     parts = sorted((part for part in found if part is not None), key=lambda part: part.word != SHOWN)  # shown parts first
-    explanation = " ".join(part.explanation for part in parts if part.explanation)
-    return Verdict(word, " ".join(part.sentence for part in parts), explanation)
+    explanation = " ".join([*said_of_service(rows), *(part.explanation for part in parts if part.explanation)])
+    void = f" {VOID}" if is_void(rows.get(SERVICE)) else ""
+    return Verdict(word, " ".join(part.sentence for part in parts) + void, explanation)
 
 
 def _of_canaries(rows: Findings, recipe: Recipe, size: int) -> Verdict:

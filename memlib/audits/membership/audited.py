@@ -121,14 +121,9 @@ class Audited:
         return np.stack([mean_odds(shadows)[1], *self.others])
 
     @property
-    def void(self) -> str:
-        """Why the target's answers decide nothing; "" if they do."""
-        return ""
-
-    @property
-    def service(self) -> Sequence[Finding]:
-        """What was asked of a service, if the target is behind one."""
-        return []
+    def service(self) -> Finding | None:
+        """What was asked of a service; None of a model at hand."""
+        return None
 
     @property
     def others(self) -> Sequence[Scores]:

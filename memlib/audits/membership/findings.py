@@ -9,6 +9,7 @@ import pyarrow as pa
 import scipy
 from numpy.typing import NDArray
 
+from memlib.audits.asked import is_void
 from memlib.audits.membership.alarms import area, tail_bound, true_alarms
 from memlib.audits.membership.audited import SHOWN, Audited
 from memlib.audits.membership.privacy import privacy_findings
@@ -47,8 +48,9 @@ def summarize(audited: Audited, more: list[Finding]) -> pa.Table:
     rows += _model_rows(audited)
     rows += _levels(audited)
     rows += _memorization_rows(audited) if audited.has_memorization else []
-    rows += [*audited.service, *more]
-    if audited.void:
+    service = audited.service
+    rows += [*([] if service is None else [service]), *more]
+    if is_void(service):
         rows = [voided(row) for row in rows]
     if not audited.is_tested:
         rows = [untested(row) if row.family in HEADLINES else row for row in rows]

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from memlib.audits.membership.recipe import MEMBERS, NOT_SHOWN, Recipe
 from memlib.audits.membership.sections import (
+    asked_section,
     declared_section,
     hidden_section,
     persons_section,
-    service_section,
     slices_section,
     structure_section,
 )
@@ -131,7 +131,7 @@ def compose(
             _memorization_section(findings, tables.get("examples"), tables["units"], show, recipe),
             _influence_section(findings, tables.get("influence"), show),
             structure_section(findings),
-            service_section(findings),
+            asked_section(findings),
             _models_section(findings, tables["models"], recipe),
             Section("What was run", method, facts_table(_facts(recipe, sizes, findings))),
         ],

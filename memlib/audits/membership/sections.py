@@ -1,13 +1,13 @@
 """Sections of the page on the declared draw, slices, hidden columns, persons and structure."""
 
+from memlib.audits.asked import CARRIED_OUT, NOT_POSSIBLE, service_section
 from memlib.audits.membership.hidden import DECIMALS
 from memlib.audits.membership.recipe import Recipe
 from memlib.audits.membership.slices import ANSWER, MOST
 from memlib.audits.membership.verdict import NAMES
 from memlib.findings import Finding, Findings
-from memlib.observe.service_checks import HOW_TESTED, LEVELS
 from memlib.report.format import format_interval, format_p, percent, say_p
-from memlib.report.page import Section, TableView, facts_table, filled
+from memlib.report.page import Section, TableView, filled
 
 DRAW_TESTS = {
     "blind": "members against non-members without the model, by ids, sizes, dates and content",
@@ -155,20 +155,11 @@ def persons_section(findings: Findings) -> Section | None:
     )
 
 
-def service_section(findings: Findings) -> Section | None:
+def asked_section(findings: Findings) -> Section | None:
     """Return the section on a service that was asked, and on attacks that its access does not allow."""
-    row = findings.get("service")
-    if row is None:
-        return None
-    facts = {
-        "service": f"{row.params['served']} at {row.params['host']}", "gives": LEVELS[row.params["level"]],
-        "difference between equal requests": f"{row.params['noise']:.2g} nats a token",
-        "standard deviation of the scores": f"{row.params['spread']:.2g} nats a token",
-    }  # fmt: skip
     made = {row.params["attack"] for row in findings.all("auc")}
-    cells = [(NAMES[name], "carried out" if name in made else "not asked for") for name in ("ratio", "ez", "wbc", "zlib", "loss")]
-    cells += [(NAMES[name], "not possible with this access") for name in ("min_k", "lira", "rmia")]
-    return Section("The service", HOW_TESTED, facts_table(facts), TableView(("attack", ""), cells, data=[row]))
+    said = {NAMES[name]: CARRIED_OUT if name in made else "not asked for" for name in ("ratio", "ez", "wbc", "zlib", "loss")}
+    return service_section(findings, said | {NAMES[name]: NOT_POSSIBLE for name in ("min_k", "lira", "rmia")})
 
 
 def structure_section(findings: Findings) -> Section | None:

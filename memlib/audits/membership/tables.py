@@ -33,7 +33,9 @@ UNITS = Table(
             "log likelihood ratio over several epochs; of persons, -log of its tail",
         ),
         Column("ratio", FLOAT, "nat", "documents: mean log probability per token minus that of the pretrained or out models"),
-        Column("ez", FLOAT, "", "documents: log of gains over losses beside the pretrained model, in wrong tokens (Ilic 2026)"),
+        Column(
+            "ez", FLOAT, "", "documents: log of gains over losses beside the pretrained model, in wrong tokens (Ilic 2026)"
+        ),
         Column("wbc", FLOAT, "fraction", "documents: windows of tokens with a gain beside the pretrained model (Chen 2026)"),
         Column("min_k", FLOAT, "", "documents: Min-K%++, mean of the lowest standardized log probabilities (Zhang 2024)"),
         Column("zlib", FLOAT, "", "documents: log probability relative to the compressed size, in bits (Carlini 2021)"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from memlib.audits.asked import SERVICE, VOID, is_void, said_of_service
 from memlib.audits.membership.alarms import tail_bound
 from memlib.audits.membership.privacy import guesses_of
 from memlib.audits.membership.recipe import FEWEST_COMPARED, HEADLINES, MEMBERS, PRIVACY, Recipe
@@ -107,8 +108,8 @@ def _tail_limits(recipe: Recipe, per_class: int) -> Iterator[str]:
 def _text_limits(recipe: Recipe) -> Iterator[str]:
     if getattr(recipe, "is_served", False):
         yield (
-            "not possible with the access of a service: Min-K%++, which needs the whole vocabulary's probabilities, and attacks "
-            "by shadow models"
+            "not possible with the access of a service: Min-K%++, which needs the whole vocabulary's probabilities, and "
+            "attacks by shadow models"
         )
     if recipe.target.is_external:
         yield (
@@ -184,9 +185,8 @@ def _sentence(word: Word, findings: Findings) -> str:
             f"or names more than {percent(ceiled(10 * most) / 10)} of the members at "
             f"{percent(tails[0].params['false_alarms'])} false alarms{_by_one(findings.head)} (95 % limits)."
         )
-    service = findings.get("service")
-    if word == INCONCLUSIVE and service is not None and "void" in service.params:
-        return "The service's answers decide nothing about members and non-members."
+    if word == INCONCLUSIVE and is_void(findings.get(SERVICE)):
+        return f"Members could not be told from non-members. {VOID}"
     if word == INCONCLUSIVE:
         return "Members could not be told from non-members; this does not show that nobody can."
     head, declared, unpaired = findings.head, findings.get("declared_draw"), findings.get("unpaired")
@@ -241,10 +241,8 @@ def _refuted(claim: Finding) -> str:
 
 def _explained(word: Word, findings: Findings, recipe: Recipe) -> Iterator[str]:
     """Yield the sentences behind the verdict."""
-    head, service = findings.head, findings.get("service")
-    if service is not None:
-        yield f"The model was asked behind a service ({service.params['host']})."
-        yield from (service.params[name] for name in ("void", "noise_said") if name in service.params)
+    head = findings.head
+    yield from said_of_service(findings)
     if word == DESCRIPTIVE:
         yield from _contradicted(findings)
     yield from _compared(head)

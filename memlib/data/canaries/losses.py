@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -42,7 +43,7 @@ class Served:
 
     host: str  #: host, model: where it is, and its name there.
     model: str
-    level: str  #: what it gives: scores, probabilities or text.
+    level: Literal["scores", "probabilities", "text"]  #: what it gives.
     said: str  #: the level, in a sentence.
     requests: int  #: number of requests.
     noise: float  #: difference of mean log probabilities between equal requests, in nats a token.

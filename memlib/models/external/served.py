@@ -61,7 +61,8 @@ class Scored:
             raise RunError("the service's tokens do not join to the text that was sent, so none can be told apart")
         ends = np.cumsum([len(piece) for piece in self.pieces]) - (len(joined) - len(text))
         starts = np.concatenate([[-math.inf], ends[:-1]])
-        return (np.maximum(starts, start) < np.minimum(ends, stop)) & np.isfinite(self.log_p)
+        inside: NDArray[np.bool_] = (np.maximum(starts, start) < np.minimum(ends, stop)) & np.isfinite(self.log_p)
+        return inside
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class Service:
         )  # fmt: skip
         self.names: set[str] = set()  # of the model and the system's fingerprint, in all answers
         self.asked = 0
+        self._with_p = True
 
     async def __aenter__(self) -> "Service":
         return self
@@ -147,6 +149,7 @@ class Service:
         Raises:
             Refused: when the service does not score given texts.
         """
+        content: dict[str, Any]
         if self.api == "completions":
             content = {"prompt": _plain(prompt), "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": temperature}
             return self._of_completions(await self._post("completions", content, prompt))
@@ -172,13 +175,30 @@ class Service:
             return Generated(_text(_at(answer, "text")), None)
         seeded = {} if seed is None else {"seed": seed}
         if self.api == "completions":
-            content = {"prompt": prompt, "max_tokens": tokens, "temperature": temperature, "logprobs": 1, **seeded}
-            choice = _at(await self._post("completions", content, prompt, more=tokens), "choices", 0)
+            content = {"prompt": prompt, "max_tokens": tokens, "temperature": temperature, **seeded}
+            answer = None
+            if self._with_p:
+                try:
+                    answer = await self._post("completions", {**content, "logprobs": 1}, prompt, more=tokens)
+                except Refused as error:
+                    if error.status not in (400, 422):
+                        raise
+                    self._with_p = False  # probabilities are refused, not texts
+            answer = answer or await self._post("completions", content, prompt, more=tokens)
+            choice = _at(answer, "choices", 0)
             return Generated(_text(_at(choice, "text")), _generated_log_p(choice.get("logprobs")))
         turns = [{"role": "user", "content": prompt}]
         content = {"messages": turns, "max_tokens": tokens, "temperature": temperature, **seeded}
         choice = _at(await self._post("chat/completions", content, prompt, more=tokens), "choices", 0)
         return Generated(_text(_at(choice, "message", "content")), _generated_log_p(choice.get("logprobs")))
+
+    async def models(self) -> list[str]:
+        """Return the names of the models that the service lists; none if it does not."""
+        try:
+            answer = json.loads((await self._client.get("/models", cast_to=self._httpx.Response)).content)
+            return [str(one["id"]) for one in answer["data"]]
+        except Exception:  # whatever the client or an unlike answer raises: a name can be given
+            return []
 
     async def _post(
         self, path: str, content: Mapping[str, Any], prompt: str | Sequence[int], *, more: int = 1
@@ -206,7 +226,7 @@ class Service:
             if wait is not None and wait > MOST_WAIT:
                 break
             pause = min(LONGEST_WAIT, 0.5 * 2**attempt) if wait is None else wait
-            await asyncio.sleep(pause * random.uniform(1.0, 1.25))  # noqa: S311 - jitter
+            await asyncio.sleep(pause * random.uniform(1.0, 1.25))
         raise RunError(
             f"{self.spec.host} does not answer ({said}) after {TRIES} tries; what was answered is kept: run the same command "
             "again"
@@ -298,6 +318,23 @@ def key_of(spec: ServedSpec) -> str | None:
     if not found:
         raise UserError(f"the environment variable {spec.key} (key of {spec.host}) is not set")
     return found
+
+
+def first_model(spec: ServedSpec) -> str:
+    """Return the name of the first model that a service lists.
+
+    Raises:
+        UserError: when it lists none.
+    """
+
+    async def names() -> list[str]:
+        async with Service(spec, "completions") as service:
+            return await service.models()
+
+    found = asyncio.run(names())
+    if not found:
+        raise UserError(f"{spec.host} lists no model: give its name")
+    return found[0]
 
 
 def check_consent(spec: ServedSpec) -> None:

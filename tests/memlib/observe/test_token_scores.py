@@ -152,7 +152,7 @@ def test_where_no_token_is_wrong_the_error_zone_is_the_whole_document() -> None:
 def test_the_sign_of_a_small_gain_survives_beside_large_log_probabilities() -> None:
     reference = np.array([-11.0, -11.0], dtype=np.float32)
     kept = Keeping(reference)
-    kept.add(reference.astype(np.float64) + [1e-5, -1e-5], np.zeros(2, dtype=bool))
+    kept.add(reference.astype(np.float64) + np.array([1e-5, -1e-5]), np.zeros(2, dtype=bool))
     gains = kept.scores.gains
     assert gains is not None
     assert np.sign(gains).tolist() == [1, -1]

@@ -22,7 +22,7 @@ from memlib.data.text.documents import open_documents
 from memlib.errors import RunError
 from memlib.observe.served import ANSWERS_FILE, CHARACTERS, CheckService, announce, ask, parts_of
 from memlib.pipeline.provenance import Declared
-from memlib.pipeline.stage import UNKEYED, Artifact, Runner, Stage
+from memlib.pipeline.stage import UNKEYED, AnyArtifact, Artifact, Runner, Stage
 from memlib.sanitize import count_of
 from memlib.specs import ServedSpec, TextSpec
 from memlib.store import Attempt
@@ -93,7 +93,7 @@ class AskDocuments(Stage[AskedTokens]):
         joined = {name: np.concatenate([one[name] for one in found.values()]) for name in ("log_p", "right")}
         each = {"counts": np.array([len(one["log_p"]) for one in found.values()])}
         each["spelled"] = np.array([one["spelled"] for one in found.values()], dtype=np.uint64)
-        np.savez(attempt.path(ANSWERS_FILE), **joined, **each)
+        np.savez(attempt.path(ANSWERS_FILE), allow_pickle=False, **joined, **each)
 
     def _pieces(self) -> Iterator[Pieces]:
         """Yield what is sent of each document: windows of tokens, after one for the beginning, or pieces of text."""
@@ -131,9 +131,10 @@ async def _tokens_of(service: Service, pieces: Pieces) -> Mapping[str, NDArray[A
         else:
             kept = np.arange(len(scored.log_p)) > 0
             if len(scored.log_p) != len(piece) or not np.isfinite(scored.log_p[1:]).all():
+                scores = int(np.isfinite(scored.log_p).sum())
                 raise RunError(
-                    f"the service scores {int(np.isfinite(scored.log_p).sum())} of {len(piece) - 1} tokens that were sent: it "
-                    "adds or cuts tokens, or has another tokenizer than the pretrained model"
+                    f"the service scores {scores} of {len(piece) - 1} tokens that were sent: it adds or cuts tokens, or has "
+                    "another tokenizer than the pretrained model"
                 )
         log_p.append(scored.log_p[kept])
         right.append(scored.right[kept])
@@ -171,8 +172,8 @@ class JoinScores(Stage["TokenScores"]):
             own, other = (np.concatenate([part.content.spelled for part in parts]) for parts in (self.parts, self.others))
             if unlike := int((own != other).sum()):
                 raise RunError(
-                    f"the two services cut {unlike} of {len(own)} documents into other tokens, so none can be compared: leave "
-                    "model out, or name the model from which the target was fine-tuned"
+                    f"the two services cut {unlike} of {len(own)} documents into other tokens, so none can be compared: "
+                    "leave model out, or name the model from which the target was fine-tuned"
                 )
         kept = Keeping(None if self.reference is None else self.reference.content.own, is_reference=self.is_reference)
         for part in self.parts:
@@ -195,7 +196,9 @@ def say_what_is_sent(runner: Runner, recipe: DocumentsRecipe) -> None:
     content = open_documents(recipe.data.source).measured
     count = max(1, round(content.length * recipe.data.fraction))
     for service in services_of(recipe):
-        announce(runner, service, count_of(count, "document"), requests=count, tokens=count * recipe.data.window // CHARACTERS)
+        announce(
+            runner, service, count_of(count, "document"), requests=count, tokens=count * recipe.data.window // CHARACTERS
+        )
 
 
 def services_of(recipe: DocumentsRecipe) -> list[ServedSpec]:
@@ -209,11 +212,12 @@ def ask_for_documents(
     corpus: Artifact[StoredDocuments],
     base: Artifact[Pretrained] | None,
     of_base: Artifact[TokenScores] | None,
-) -> tuple[Artifact[TokenScores], Artifact[TokenScores] | None, list[Artifact[ServiceCheck]]]:
+) -> tuple[Artifact[TokenScores], Artifact[TokenScores] | None, dict[str, tuple[AnyArtifact, ...]]]:
     """Ask for all documents, of the pretrained model as well if it is behind a service.
 
     Returns:
-        scores under the target and under the pretrained model, and the tests of all services, before and after.
+        scores under the target and under the pretrained model, and tests of all services and answers between them, as
+        `ScoreDocuments` takes them.
     """
     count = len(corpus.content.sizes.tokens)
     parts, checks = [], []
@@ -226,4 +230,4 @@ def ask_for_documents(
     if len(parts) > 1:
         of_base = runner.run(JoinScores(corpus, parts[1], None, is_reference=True))
     scores = runner.run(JoinScores(corpus, parts[0], of_base, parts[1] if len(parts) > 1 else ()))
-    return scores, of_base, checks
+    return scores, of_base, {"checks": tuple(checks), "asked": tuple(one for found in parts for one in found)}

@@ -9,17 +9,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.asked import row_of
 from memlib.audits.membership.audited import Audited
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
 from memlib.audits.membership.rankings import Scores, Signal
 from memlib.audits.membership.shadows import Answers
 from memlib.audits.membership.units import Copies, Pool, Units, units_of
 from memlib.data.blind_features import BlindFeatures
-from memlib.findings import Finding, diagnostic
-from memlib.observe.served import noise_said, void_of
+from memlib.findings import Finding
 from memlib.observe.service_checks import ServiceCheck
 from memlib.observe.token_scores import TokenScores, zlib_ratio
-from memlib.specs import ServedSpec
+from memlib.pipeline.stage import AnyArtifact
 from memlib.stats.shadows import by_person, log_p
 
 
@@ -40,6 +40,7 @@ class DocumentsAudited(Audited):
         None  #: (num_documents,) mean log probability under the pretrained model, if there is one.
     )
     checks: Sequence[ServiceCheck] = ()  #: tests of services that were asked, before and after.
+    asked: Sequence[AnyArtifact] = ()  #: what was asked between them.
 
     @classmethod
     def of(
@@ -59,6 +60,7 @@ class DocumentsAudited(Audited):
         nobody: pa.Table,
         copies: Copies | None = None,
         checks: Sequence[ServiceCheck] = (),
+        asked: Sequence[AnyArtifact] = (),
     ) -> Self:
         """Return the listed documents with their scores.
 
@@ -71,7 +73,7 @@ class DocumentsAudited(Audited):
             compressed: (num_documents,) bytes of the compressed texts.
             nobody: table without rows, with the columns of tables.SPLITS.
             copies: copies of members among the listed documents.
-            checks: tests of services that were asked, before and after.
+            checks, asked: tests of services that were asked, before and after, and what was asked between them.
         """
         signals = {
             name: Signal(score[0][listed], score[1:][:, listed])
@@ -81,7 +83,7 @@ class DocumentsAudited(Audited):
             recipe=recipe, pool=pool, rows=rows, member=member[listed], target=answers_of([target]).of(listed),
             shadows=answers_of(shadows, len(listed)).of(listed), inside=inside[:, listed], held_out=nobody,
             is_drawn=recipe.is_drawn, scores=signals, known=replace(known, values=known.values[listed]), copies=copies,
-            base=None if base is None else base.mean_log_p[listed], checks=checks,
+            base=None if base is None else base.mean_log_p[listed], checks=checks, asked=asked,
         )  # fmt: skip
 
     @cached_property
@@ -125,29 +127,12 @@ class DocumentsAudited(Audited):
         return float(np.std(own))
 
     @property
-    def noise(self) -> float:
-        """Largest difference of a text's mean log probability between equal requests to the services, in nats a token."""
-        return max((check.noise_of_texts for check in self.checks), default=0.0)
-
-    @property
-    def void(self) -> str:
-        """Why the answers of a service decide nothing; "" if they do."""
-        return void_of(self.noise, self.spread, next((check.changed for check in self.checks if check.changed), ""))
-
-    @property
-    def service(self) -> Sequence[Finding]:
-        """What was asked of a service."""
+    def service(self) -> Finding | None:
+        """What was asked of a service; None of a model at hand."""
         if not self.checks:
-            return []
-        trained = self.recipe.target.trained
-        assert isinstance(trained, ServedSpec)
-        params: dict[str, Any] = {
-            "host": trained.host, "served": trained.model, "level": self.checks[0].level, "noise": self.noise,
-            "requests": sum(check.asked for check in self.checks), "spread": self.spread,
-        }  # fmt: skip
-        params |= {"void": self.void} if self.void else {}
-        params |= {"noise_said": said} if (said := noise_said(self.noise, self.spread)) else {}
-        return [diagnostic("service", params, self.noise, n=len(self.member))]
+            return None
+        trained: Any = self.recipe.target.trained
+        return row_of(trained, self.checks, self.asked, spread=self.spread, n=len(self.member))
 
     @property
     def features(self) -> BlindFeatures:

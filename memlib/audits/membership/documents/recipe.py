@@ -142,8 +142,8 @@ class DocumentsRecipe(Recipe):
         if self.sends_texts:
             if self.data.unit != "character" or self.shadows.count or training is not None:
                 yield (
-                    "texts are sent to the service, so nothing is trained: set data.unit to character and shadows.count to 0, "
-                    "and leave training out"
+                    "texts are sent to the service, so nothing is trained: set data.unit to character and shadows.count to "
+                    "0, and leave training out"
                 )
             return
         if self.is_served and self.shadows.count:
@@ -170,9 +170,7 @@ class DocumentsRecipe(Recipe):
         if self.score.self_influence:
             yield "score.self_influence is only for classifiers; leave it out"
         if "min_k" in attacks and self.is_served:
-            yield (
-                "min_k needs probabilities of the whole vocabulary, which no service gives: leave it out of score.attacks"
-            )
+            yield ("min_k needs probabilities of the whole vocabulary, which no service gives: leave it out of score.attacks")
         if "ratio" in attacks and not count and not self.is_compared:
             yield "the attack ratio needs a pretrained model or shadow models; raise shadows.count, or leave ratio out"
         compared = [name for name in attacks if name in OF_TOKENS]

@@ -193,6 +193,7 @@ class ScoreDocuments(Score):
     corpus: Artifact[StoredDocuments]  #: the documents.
     base: Artifact[TokenScores] | None  #: the scores of the pretrained model; None for models that were trained from scratch.
     checks: Sequence[Artifact[ServiceCheck]] = field(default=(), kw_only=True)  #: tests of services, before and after.
+    asked: Sequence[AnyArtifact] = field(default=(), kw_only=True)  #: what was asked between them; it is in the scores.
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -218,6 +219,7 @@ class ScoreDocuments(Score):
             known=content.features, nobody=self.data.members(HELD_OUT),
             copies=copies_of(content, self.recipe.data.unit, listed, own[listed]),
             checks=[check.content for check in self.checks],
+            asked=self.asked,
         )  # fmt: skip
 
     def _inside(self, subsets: Sequence[Subsets]) -> Any:

@@ -1,0 +1,204 @@
+"""Stages that ask a service for the costs of secrets and of random references, as `Perplexities` computes them of a model at
+hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlib.audits.exposure.models import CorpusData
+from memlib.audits.exposure.observing import COSTS, Costs, Perplexities, reference_rng
+from memlib.audits.exposure.ranks import ScoredModel
+from memlib.audits.exposure.recipe import Recipe
+from memlib.data.splits import VALIDATION, column
+from memlib.errors import RunError
+from memlib.observe.served import ANSWERS_FILE, CHARACTERS, CheckService, announce, ask, parts_of
+from memlib.pipeline.provenance import Declared
+from memlib.pipeline.stage import AnyArtifact, Artifact, Runner, Stage
+from memlib.sanitize import count_of
+from memlib.specs import ServedSpec
+from memlib.store import Attempt
+
+if TYPE_CHECKING:
+    import torch
+
+    from memlib.models.external.served import Service
+    from memlib.observe.likelihoods import Predictor
+    from memlib.observe.service_checks import ServiceCheck
+
+WINDOWS = 20  # of the text, of which the loss is measured
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model behind a service, which answers about single texts."""
+
+    data: CorpusData  #: the corpus, whose `trained` names the service.
+    service: ServedSpec
+    model: None = None
+    epoch: float = 0
+    precision: str = "float32"
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The part of a content key that describes the model's settings."""
+        return {}
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The part of a content key that identifies the model and its corpus."""
+        return {"service": self.service.identity} | self.data.key
+
+    def load(self, device: torch.device) -> Predictor:
+        """Refuse: a service does not give the probabilities of all next symbols."""
+        raise RunError("a service answers about single texts; only score.method sampled and extrapolated ask that")
+
+    def loss(self, model: Predictor, windows: NDArray[Any], device: torch.device) -> float:
+        """Refuse, as `load`."""
+        raise RunError("a service answers about single texts")
+
+
+@dataclass(frozen=True)
+class AskCandidates(Stage[Mapping[str, NDArray[np.float64]]]):
+    """Ask a service for some of the secrets, references and windows of text: answers.npz."""
+
+    declared: ClassVar[Declared] = Declared("secret/ask_candidates", 1)
+    title: ClassVar[str] = "ask for candidates"
+
+    at: ServedModel
+    check: Artifact[ServiceCheck]  #: the test of the service.
+    canaries: tuple[int, ...]  #: ids of the secrets.
+    references: int  #: number of random candidates.
+    seed: int  #: seed of the random candidates.
+    first: int  #: first, last: places of the texts, the last exclusive: secrets, references, windows.
+    last: int
+
+    @property
+    def label(self) -> str:
+        """The texts."""
+        return f"texts {self.first + 1} to {self.last}"
+
+    @property
+    def units(self) -> float:
+        """Number of texts."""
+        return float(self.last - self.first)
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write minus the log probability of each text after what precedes it, in nats, and its number of tokens.
+
+        Raises:
+            RunError: for a service that does not score given texts.
+        """
+        check = self.check.content
+        if check.level != "scores":
+            why = "; ".join(check.remarks) or check.said
+            raise RunError(
+                f"exposure needs log probabilities of given texts: {why}. Canaries can be tested by generated text alone "
+                "(memlib init canaries)"
+            )
+        texts = {str(self.first + place): one for place, one in enumerate(self._texts()[self.first : self.last])}
+        found = ask(self.at.service, check, texts, _cost, attempt, self.check.store.resume)
+        loss, tokens = (np.array([one[name] for one in found.values()]) for name in ("loss", "tokens"))
+        np.savez(attempt.path(ANSWERS_FILE), allow_pickle=False, loss=loss, tokens=tokens)
+
+    def _texts(self) -> list[tuple[str, str]]:
+        """Return what precedes each text, and the text."""
+        data = self.at.data
+        before, space = data.text_of(data.context), data.space
+        every = [data.choices(self.canaries), space.sample(self.references, reference_rng(self.seed))]
+        candidates = [
+            (before, data.text_of([token for token in row if token >= 0]))
+            for some in every
+            for row in space.tokens(some).tolist()
+        ]
+        return [*candidates, *(("", text) for text in windows_of(data))]
+
+    @classmethod
+    def open(cls, artifact: Artifact[Mapping[str, NDArray[np.float64]]]) -> Mapping[str, NDArray[np.float64]]:
+        """Return losses and numbers of tokens."""
+        with np.load(artifact.path(ANSWERS_FILE), allow_pickle=False) as arrays:
+            return dict(arrays)
+
+
+def windows_of(data: CorpusData) -> list[str]:
+    """Return the text of the first windows that no model trains on."""
+    corpus = data.corpus.content
+    rows = np.array(corpus.windows[column(corpus.members(VALIDATION), "row")[:WINDOWS]])
+    return ["".join(corpus.symbols[token] for token in row) for row in rows.tolist()]
+
+
+async def _cost(service: Service, asked: tuple[str, str]) -> Mapping[str, NDArray[Any]]:
+    from memlib.observe.service_checks import unlike_text
+
+    before, text = asked
+    whole = before + text
+    scored = await service.score(whole)
+    if said := unlike_text(scored, whole):
+        raise RunError(f"the service cannot be used for these texts: {said}")
+    within = scored.within(whole, len(before), len(whole))
+    return {"loss": np.array(-scored.log_p[within].sum()), "tokens": np.array(float(within.sum()))}
+
+
+@dataclass(frozen=True)
+class JoinCosts(Stage[Costs]):
+    """Join the answers of a service to costs: costs.npz, as `Perplexities` writes them."""
+
+    declared: ClassVar[Declared] = Declared("join_costs", 1)
+    title: ClassVar[str] = "join costs"
+
+    parts: tuple[Artifact[Mapping[str, NDArray[np.float64]]], ...]  #: the answers.
+    canaries: int  #: canaries, references: numbers of secrets and of references.
+    references: int
+    symbols: int  #: number of symbols in the windows of text.
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write the costs."""
+        from torch import from_numpy
+
+        from memlib.observe.likelihoods import costs_of
+
+        losses = np.concatenate([part.content["loss"] for part in self.parts])
+        costs, end = costs_of(from_numpy(-losses)).numpy(), self.canaries + self.references
+        np.savez(
+            attempt.path(COSTS), canaries=costs[: self.canaries], references=costs[self.canaries : end],
+            validation_loss=np.array(losses[end:].sum() / max(1, self.symbols)),
+        )  # fmt: skip
+
+    @classmethod
+    def open(cls, artifact: Artifact[Costs]) -> Costs:
+        """Return the costs."""
+        return Perplexities.open(artifact)
+
+
+def say_what_is_sent(runner: Runner, recipe: Recipe, service: ServedSpec, secrets: int) -> None:
+    """State which texts go where, before anything is sent."""
+    references = recipe.score.references
+    characters = (secrets + references) * (len(recipe.canaries.format) + 20) + WINDOWS * recipe.data.window
+    announce(
+        runner, service, f"{count_of(secrets, 'secret')}, {references:,} random ones and {WINDOWS} windows of the text",
+        requests=secrets + references + WINDOWS, tokens=characters // CHARACTERS,
+    )  # fmt: skip
+
+
+def ask_for_costs(
+    runner: Runner, recipe: Recipe, scored: ScoredModel
+) -> tuple[Artifact[Costs], dict[str, tuple[AnyArtifact, ...]]]:
+    """Ask a service for all secrets and references, between two tests of it.
+
+    Returns:
+        the costs, and tests and answers as `Score` takes them.
+    """
+    at, config = scored.at, recipe.score
+    assert isinstance(at, ServedModel)
+    windows = windows_of(at.data)
+    before = runner.run(CheckService(at.service))
+    total = len(scored.canaries) + config.references + len(windows)
+    stages = [AskCandidates(at, before, scored.canaries, config.references, config.seed, *part) for part in parts_of(total)]
+    parts = tuple(runner.run_all(stages))
+    after = runner.run(CheckService(at.service, before, parts))
+    costs = runner.run(JoinCosts(parts, len(scored.canaries), config.references, sum(map(len, windows))))
+    return costs, {"checks": (before, after), "asked": parts}
