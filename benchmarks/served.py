@@ -63,6 +63,7 @@ class Served:
     shapes: tuple[str, ...] = ("completions", "generate", "chat")  #: requests that are answered at all.
     asked: Counter[str] = field(default_factory=Counter)
     keys: set[str] = field(default_factory=set)
+    begins: bool = True  #: whether a token for the beginning precedes a text.
     requests: int = 0
     noise: float = 0.0
     pause: float = 0.0  #: seconds that an answer takes.
@@ -109,8 +110,10 @@ class Served:
         beginning = "<end>"
         if not isinstance(prompt, str):
             return list(prompt), [beginning if token == model.start else model.pieces[token] or "" for token in prompt]
-        ids = [model.start, *model.encode([prompt])[0]]
-        pieces = [beginning, *(model.pieces[token] or "" for token in ids[1:])]
+        ids = model.encode([prompt])[0]
+        pieces = [model.pieces[token] or "" for token in ids]
+        if self.begins:
+            ids, pieces = [model.start, *ids], [beginning, *pieces]
         if self.trap == "bos_twice":
             ids, pieces = [model.start, *ids], [beginning, *pieces]
         if self.trap == "cut":
@@ -219,7 +222,7 @@ def app_of(served: Served) -> FastAPI:
                 "top_logprobs": [None, *({piece: value} for piece, value in best), *({p: v} for p, v in zip(made, logs, strict=True))],
                 "text_offset": [0] * (len(pieces) + len(made)),
             }  # fmt: skip
-        elif served.level == "text":
+        elif served.level == "text" or not body.get("logprobs"):
             found = None
         elif served.trap == "newer_shape":
             found = {"content": [{"token": piece, "logprob": value} for piece, value in zip(made, logs, strict=True)]}

@@ -286,7 +286,6 @@ def _services(url: str, key: str | None, sends: bool, model: str, base: str | No
 
 def _asked(folder: Path, services: dict[str, Any], step: int, store: str) -> Recorded:
     """Ask a service for the losses of canaries."""
-    from dataclasses import replace
 
     from memlib.audits.canaries.asked import losses_of_service
     from memlib.recipes.request import AuditRequest

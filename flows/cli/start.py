@@ -79,7 +79,8 @@ def init(
     for_
         Your situation: a classifier and a list of its training rows; one image model and its training images; a classifier
         and a name; two encoders; a model's outputs; a language model and secrets; the same behind a service; texts to
-        fine-tune on; images alone; a table; nothing yet. The recipe has the keys that this needs; on a terminal, their values are asked for.
+        fine-tune on; images alone; a table; nothing yet. The recipe has the keys that this needs; on a terminal, their values
+        are asked for.
     data
         For a dossier: your data as YAML, as in "{kind: table, path: patients.csv, label_column: outcome}" (memlib sources
         lists the kinds). The recipe asks all that applies to them, and says why other audits do not apply.

@@ -16,7 +16,7 @@ CARRIED_OUT, NOT_POSSIBLE = "carried out", "not possible with this access"
 
 
 def service_row(
-    *, host: str, model: str, level: Level, requests: int, noise: float, spread: float, changed: str, n: int
+    *, host: str, model: str, level: Level, requests: int, noise: float, spread: float, changed: str, when: str, n: int
 ) -> Finding:
     """Return the finding on a service.
 
@@ -26,9 +26,10 @@ def service_row(
         noise: largest difference of a text's mean log probability between equal requests, in nats a token; 0 of answers.
         spread: standard deviation of the scores, in nats a token.
         changed: how the model changed during the audit; "" if it did not.
+        when: date of its test before.
         n: number of units.
     """
-    params: dict[str, Any] = {"host": host, "served": model, "level": level, "requests": requests}
+    params: dict[str, Any] = {"host": host, "served": model, "level": level, "requests": requests, "when": when}
     if level == "scores":
         params |= {"noise": noise, "spread": spread}
     if void := void_of(noise, spread, changed):
@@ -53,7 +54,7 @@ def row_of(
         host=service.host, model=service.model, level=checks[0].level, spread=spread, n=n,
         requests=sum(check.asked for check in checks) + sum(part.facts.get("requests", 0) for part in answers),
         noise=max(check.noise_of_texts for check in checks) if checks[0].level == "scores" else 0.0,
-        changed=next((check.changed for check in checks if check.changed), ""),
+        changed=next((check.changed for check in checks if check.changed), ""), when=checks[0].when,
     )  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def said_of_service(findings: Findings) -> Iterator[str]:
     row = findings.get(SERVICE)
     if row is not None:
         given = "log probabilities of given texts" if row.params["level"] == "scores" else "generated text alone"
-        yield f"The model was asked behind a service ({row.params['host']}), for {given}."
+        yield f"The model was asked behind a service ({row.params['host']}, {row.params['when']}), for {given}."
         yield from (row.params[name] for name in ("void", "noisy") if name in row.params)
 
 
@@ -103,7 +104,7 @@ def service_section(findings: Findings, attacks: Mapping[str, str], more: Mappin
     params = row.params
     facts = {
         "service": f"{params['served']} at {params['host']}", "gives": LEVELS[params["level"]],
-        "requests": f"{params['requests']:,}, with its test before and after",
+        "requests": f"{params['requests']:,}, with its test before and after, from {params['when']} on",
     }  # fmt: skip
     if "noise" in params:
         facts["difference between equal requests"] = f"{params['noise']:.2g} nats a token"

@@ -110,6 +110,9 @@ def announce(runner: Runner, service: ServedSpec, what: str, *, requests: int, t
         what: the texts, as in "500 canaries".
         requests, tokens: numbers of them, about; tokens are those that are sent and generated.
     """
+    from memlib.models.external.served import renew_budget
+
+    renew_budget(service)
     cost = service.price_per_million_tokens
     price = "" if cost is None else f", {cost * tokens / 1e6:,.2f} at the price per token"
     runner.warn(

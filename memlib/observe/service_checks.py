@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,6 +67,7 @@ class ServiceCheck:
     names: tuple[str, ...] = ()  #: the model's names in the answers.
     sums: tuple[float, ...] = ()  #: mean log probability of each sentence.
     asked: int = 0  #: number of requests.
+    when: str = ""  #: date of the test, in UTC.
     changed: str = ""  #: how the model differs from what it was before the audit; "" if it does not.
 
     def as_json(self) -> dict[str, Any]:
@@ -111,12 +113,12 @@ def check_service(spec: ServedSpec) -> ServiceCheck:
         RunError: when it does not answer.
         UserError: when the key or the sentences are missing.
     """
-    return asyncio.run(_check(spec, sentences_of(spec)))
+    return replace(asyncio.run(_check(spec, sentences_of(spec))), when=f"{datetime.now(UTC):%Y-%m-%d}")
 
 
 def check_again(spec: ServedSpec, before: ServiceCheck) -> ServiceCheck:
     """Test a service after an audit, and compare it with what it was before."""
-    after = asyncio.run(_check(replace_api(spec, before), sentences_of(spec)))
+    after = check_service(replace_api(spec, before))
     return replace(after, changed=_changed(before, after))
 
 
@@ -165,7 +167,7 @@ async def _check(spec: ServedSpec, sentences: Sequence[str]) -> ServiceCheck:
             except Refused as error:
                 reasons.append(str(error))
                 continue
-            why = next((reason for reason in reasons if reason == GENERATED_ALONE), *reasons[:1])
+            why = GENERATED_ALONE if GENERATED_ALONE in reasons else "; ".join(reasons[:1])
             return replace(found, remarks=((why, *found.remarks) if why else found.remarks))
     raise RunError(reasons[0] if reasons else f"{spec.host} cannot be asked")
 

@@ -322,6 +322,7 @@ FORMS: Mapping[str, tuple[str, str]] = {
     r"^\w+(\.\w+)*:\w+$": ("must be MODULE:NAME, a function or class that Python can import", "my_models:build"),
     r"^[a-z_]+$": ("must be lower-case letters and underscores", "bases"),
     r"^[\w./-]+$": ("must be letters, digits, _ . / and - without spaces", "facebook/vit-mae-base"),
+    r"^[A-Za-z_][A-Za-z0-9_]*$": ("must be the name of an environment variable, not its value", "SERVICE_KEY"),
     r"^\w[\w-]*$": ("must be a name of letters, digits, _ and -, without spaces and not beginning with -", "ward-2"),
     r"^\w[\w -]{0,63}$": ("must be a name of at most 64 letters, digits, _, - and spaces", "beak colour"),
     r"^([0-9a-f]{64})?$": (

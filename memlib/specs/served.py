@@ -42,9 +42,9 @@ class ServedSpec(Spec):
     tokens_per_minute: int | None = Field(default=None, ge=1, le=MOST_DRAWS)
     """Largest number of tokens, sent and generated, per minute."""
     requests: int | None = Field(default=None, ge=1, le=MOST_DRAWS)
-    """Largest number of requests of a run."""
+    """Largest number of requests of a run; one that is resumed counts anew."""
     tokens: int | None = Field(default=None, ge=1, le=MOST_DRAWS)
-    """Largest number of tokens of a run."""
+    """Largest number of tokens of a run, likewise."""
     timeout: float = Field(default=60.0, gt=0, le=86_400)
     """Seconds after which a request is given up and tried again."""
     sentences: str | None = None
@@ -53,7 +53,8 @@ class ServedSpec(Spec):
     price_per_million_tokens: float | None = Field(default=None, ge=0, le=MOST_NUMBER)
     """Price, from which memlib plan estimates the cost; in any currency."""
     version: str | None = None
-    """Part of the content key: answers are kept, and another version asks again."""
+    """Part of the content key, such as a date: answers are kept, and what the service answers now is asked for under another
+    version."""
 
     added_later: ClassVar[frozenset[str]] = frozenset()
 

@@ -192,7 +192,7 @@ class JoinAnswers(Stage[Recorded]):
             host=self.service.host, model=self.service.model, level=checks[0].level, said=checks[0].said,
             requests=sum(check.asked for check in checks) + sum(part.facts["requests"] for part in (*self.parts, *self.base)),
             noise=max(check.noise_of_texts for check in checks) if checks[0].level == "scores" else 0.0,
-            changed=next((check.changed for check in checks if check.changed), ""),
+            changed=next((check.changed for check in checks if check.changed), ""), when=checks[0].when,
             remarks=tuple(dict.fromkeys(remark for check in checks for remark in check.remarks)),
             draws=endings[0].shape[1] if endings else 0, returned=dict(zip(names, whole, strict=True)) if whole else {},
         )  # fmt: skip

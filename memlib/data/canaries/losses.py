@@ -46,6 +46,7 @@ class Served:
     level: Literal["scores", "probabilities", "text"]  #: what it gives.
     said: str  #: the level, in a sentence.
     requests: int  #: number of requests.
+    when: str  #: date of the first.
     noise: float  #: difference of mean log probabilities between equal requests, in nats a token.
     changed: str  #: how the model changed during the audit; "" if it did not.
     remarks: tuple[str, ...]

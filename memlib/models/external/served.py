@@ -112,6 +112,11 @@ def budget_of(spec: ServedSpec) -> Budget:
     return _BUDGETS.setdefault(spec.model_dump_json(), Budget(spec))
 
 
+def renew_budget(spec: ServedSpec) -> None:
+    """Begin to count requests and tokens anew, for another run."""
+    _BUDGETS.pop(spec.model_dump_json(), None)
+
+
 class Service:
     """A client of a service, for one event loop.
 
@@ -171,12 +176,12 @@ class Service:
         """
         if self.api == "generate":
             how: dict[str, Any] = {"max_new_tokens": tokens, "temperature": temperature}
-            answer = await self._post("generate", {"text": prompt, "sampling_params": how}, prompt, more=tokens)
-            return Generated(_text(_at(answer, "text")), None)
+            native = await self._post("generate", {"text": prompt, "sampling_params": how}, prompt, more=tokens)
+            return Generated(_text(_at(native, "text")), None)
         seeded = {} if seed is None else {"seed": seed}
         if self.api == "completions":
             content = {"prompt": prompt, "max_tokens": tokens, "temperature": temperature, **seeded}
-            answer = None
+            answer: dict[str, Any] | None = None
             if self._with_p:
                 try:
                     answer = await self._post("completions", {**content, "logprobs": 1}, prompt, more=tokens)

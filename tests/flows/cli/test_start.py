@@ -68,7 +68,7 @@ def test_every_starter_recipe_validates_with_its_examples_and_with_answers(
 
 
 ANSWERS = {"Architecture,": "resnet18", "Side": "32", "Did": "true", "Function": "a.b:c", "The": "my pin is {d4}",
-           "Fitted": "m.joblib", "How": "fixed"}  # fmt: skip
+           "Fitted": "m.joblib", "How": "fixed", "Address": "https://host/v1"}  # fmt: skip
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -86,13 +86,13 @@ def test_init_without_arguments_asks_which_data_or_model_the_user_has(
     assert main(["init"]) == 2
     assert "memlib look FILE_OR_FOLDER ..., or memlib init --for membership|" in capsys.readouterr().err
     monkeypatch.setattr("flows.cli.start.can_ask", lambda: True)
-    answers = iter(["", "10"])
+    answers = iter(["", "11"])
     monkeypatch.setattr("builtins.input", lambda question: next(answers, ""))
     assert main(["init"]) == 0
     printed = capsys.readouterr().out
-    assert "9  table: You have a table (CSV or Parquet) with a label." in printed
+    assert "10  table: You have a table (CSV or Parquet) with a label." in printed
     assert "wrote nothing.yaml" in printed
-    answers = iter(["", "12"])
+    answers = iter(["", "13"])
     assert main(["init"]) == 2
     assert main(["init", "nosuch"]) == 2
     assert "there is no audit 'nosuch'" in capsys.readouterr().err

@@ -1,0 +1,125 @@
+"""The client of services: key, consent, limits, retries, and nothing secret in what is said."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from small_service import serving
+
+from memlib.errors import ResourcesError, RunError, UserError
+from memlib.models.external.served import Budget, Refused, Service, budget_of, check_consent, first_model, key_of
+from memlib.specs import ServedSpec
+
+HOST: dict[str, Any] = {"kind": "served", "url": "https://host/v1", "model": "m"}
+
+
+def spec(**changes: Any) -> ServedSpec:
+    return ServedSpec.model_validate({**HOST, **changes})
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://host/v1", "in the clear"),
+        ("https://me:pw@host/v1", "more than a place"),
+        ("https://host/v1?key=1", "more than a place"),
+        ("ftp://host", "give an address such as"),
+        ("host/v1", "give an address such as"),
+    ],
+)
+def test_addresses_that_are_none_or_not_safe_are_refused(url: str, said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        spec(url=url)
+    assert spec(url="http://localhost:8000/v1").host == "localhost:8000"
+    assert spec(url="http://host/v1", insecure=True).host == "host"
+
+
+def test_limits_key_and_price_are_no_part_of_the_identity() -> None:
+    assert spec(key="K", sends=True, requests=5, together=9, price_per_million_tokens=2.0).identity == spec().identity
+    assert spec(version="2").identity != spec().identity != spec(model="n").identity
+
+
+def test_nothing_is_sent_without_consent_or_without_the_key_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="set sends to true"):
+        check_consent(spec())
+    monkeypatch.delenv("SOME_KEY", raising=False)
+    with pytest.raises(UserError, match="the environment variable SOME_KEY .* is not set"):
+        key_of(spec(key="SOME_KEY"))
+    monkeypatch.setenv("SOME_KEY", " abc ")
+    assert key_of(spec(key="SOME_KEY")) == "abc"
+    with pytest.raises(ValidationError):
+        spec(key="sk-123456")  # the key itself, not the name of its variable
+
+
+def test_the_key_goes_to_the_service_and_into_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_KEY", "very-secret")
+    with serving() as (served, part):
+        service = ServedSpec.model_validate({**part, "key": "SOME_KEY"})
+
+        async def ask(prompt: str) -> Any:
+            async with Service(service, "completions") as one:
+                return await one.score(prompt)
+
+        assert asyncio.run(ask("In the evening")).pieces[0] == "<end>"
+        assert served.keys == {"Bearer very-secret"}
+        for trap in ("quotes", "wrong_key"):
+            served.trap = trap
+            with pytest.raises(Refused) as refusal:
+                asyncio.run(ask("the unmentionable sentence"))
+            assert "very-secret" not in str(refusal.value)
+            assert "unmentionable" not in str(refusal.value)
+            assert refusal.value.__context__ is None or refusal.value.__suppress_context__
+
+
+def test_a_service_that_is_not_there_is_named_after_a_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memlib.models.external.served.LONGEST_WAIT", 0.001)
+
+    async def ask() -> Any:
+        async with Service(spec(url="http://127.0.0.1:9/v1"), "completions") as one:
+            return await one.score("x")
+
+    with pytest.raises(RunError, match=r"127.0.0.1:9 does not answer \(APIConnectionError\) after 6 tries"):
+        asyncio.run(ask())
+
+
+def test_limits_per_minute_space_requests_and_limits_in_all_end_them() -> None:
+    async def take(budget: Budget, *tokens: int) -> float:
+        began = time.monotonic()
+        for one in tokens:
+            await budget.take(one)
+        return time.monotonic() - began
+
+    assert asyncio.run(take(Budget(spec(requests_per_minute=1200)), 1, 1, 1)) >= 0.1  # 50 ms between two
+    assert asyncio.run(take(Budget(spec(tokens_per_minute=60_000)), 100, 100, 1)) >= 0.2
+    with pytest.raises(ResourcesError, match="requests allows 2"):
+        asyncio.run(take(Budget(spec(requests=2)), 1, 1, 1))
+    with pytest.raises(ResourcesError, match="tokens allows 100"):
+        asyncio.run(take(Budget(spec(tokens=100)), 60, 60))
+    assert budget_of(spec()) is budget_of(spec())
+
+
+def test_generated_texts_come_in_every_shape_and_without_probabilities_where_these_are_refused() -> None:
+    with serving() as (served, part):
+
+        async def ask(api: Any) -> Any:
+            async with Service(ServedSpec.model_validate(part), api) as one:
+                return await one.generate("In the evening they lis", tokens=8, temperature=0.0, seed=1)
+
+        texts = {api: asyncio.run(ask(api)) for api in ("completions", "generate", "chat")}
+        assert {one.text for one in texts.values()} == {"tened to"}
+        assert texts["completions"].log_p is not None
+        served.trap = "capped"
+        assert asyncio.run(ask("completions")).text == "tened to"
+        served.trap = "error_inside"
+        with pytest.raises(Refused, match="under status 200"):
+            asyncio.run(ask("chat"))
+
+
+def test_the_first_model_that_a_service_lists_is_found() -> None:
+    with serving() as (served, part):
+        assert first_model(ServedSpec.model_validate(part)) == "small"
+        assert served.requests == 0
+    with pytest.raises(UserError, match="lists no model"):
+        first_model(spec(url="http://127.0.0.1:9/v1"))
