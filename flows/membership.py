@@ -122,7 +122,8 @@ def _audit_documents(runner: Runner, recipe: DocumentsRecipe) -> RunRecord | Non
     if recipe.is_served:
         say_what_is_sent(runner, recipe)
     base = runner.run(TakeOver(recipe.model)) if isinstance(recipe.model, PretrainedSpec) else None
-    corpus = runner.run(MakeDocuments(recipe.data, recipe.shortest, recipe.split.group, base))
+    packed = recipe.windows == "packed"
+    corpus = runner.run(MakeDocuments(recipe.data, recipe.shortest, recipe.split.group, base, recipe.scored, packed))
     data, external = training_data(corpus), recipe.target.trained
     numbers = [*([] if external is not None else [TARGET]), *range(recipe.shadows.count)]
     subsets = [Subsets(data, (number,), recipe.shadows.share, recipe.shadows.seed) for number in numbers]
@@ -143,7 +144,7 @@ def _audit_documents(runner: Runner, recipe: DocumentsRecipe) -> RunRecord | Non
     scores = runner.run(
         ScoreDocuments(recipe, data, shadows, found, target, members, corpus, of_base, **services)
     )  # fmt: skip
-    report = runner.run(ReportDocuments(recipe, run_id(recipe, scores), scores, data, corpus))
+    report = runner.run(ReportDocuments(recipe, run_id(recipe, scores), scores, data, corpus, target))
     return runner.publish(recipe, scores, report, {"documents": corpus, "target": target})
 
 

@@ -105,6 +105,18 @@ class FolderTokenizer:
         self._check_ids((max(row) for row in rows if row), "encodes text with token")
         return rows
 
+    def ends(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return where each token of each text ends, in characters.
+
+        Raises:
+            UserError: when the tokenizer does not tell.
+        """
+        if not getattr(self._tokenizer, "is_fast", False):
+            raise UserError(f"the tokenizer in {self._folder} returns no places of its tokens; use a fast tokenizer")
+        with loading(self._folder, "tokenizer"):
+            found = self._tokenizer(list(texts), add_special_tokens=False, verbose=False, return_offsets_mapping=True)
+        return [[int(stop) for _, stop in row] for row in found["offset_mapping"]]
+
 
 class Causal(LanguageModel):
     """A causal language model of transformers with the interface of memlib's own language models.

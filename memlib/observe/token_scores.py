@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memlib.data.text.rows import SCORED
 from memlib.errors import RunError
 from memlib.models.sequence import LanguageModel
 
@@ -189,6 +190,7 @@ def token_scores(
     *,
     share: float,
     device: torch.device,
+    marks: NDArray[np.uint8] | None = None,
     reference: NDArray[np.floating] | None = None,
     is_reference: bool = False,
 ) -> TokenScores:
@@ -199,6 +201,7 @@ def token_scores(
         windows: (num_windows, window) symbols, document after document; -1 is padding.
         counts: (num_documents,) number of windows of each document, which sum to num_windows.
         share: share of the tokens that Min-K%++ takes.
+        marks: (num_windows, window), SCORED where a symbol is scored; None: all are that are no padding.
         reference: (num_tokens,) log probabilities of the tokens under the pretrained model; None without one.
         is_reference: True of the pretrained model itself, whose log probabilities are kept in full.
 
@@ -207,7 +210,7 @@ def token_scores(
     """
     assert int(counts.sum()) == len(windows), "every window belongs to a document"
     made = Keeping(reference, is_reference=is_reference)
-    for values in _by_document(model, windows, counts, device):
+    for values in _by_document(model, windows, counts, device, marks):
         made.add(values[0], values[2] > 0, lowest_mean(values[1], share))
     return made.scores
 
@@ -256,21 +259,27 @@ class Keeping:
 
 
 def _by_document(
-    model: LanguageModel, windows: NDArray[np.integer], counts: NDArray[np.int64], device: torch.device
+    model: LanguageModel,
+    windows: NDArray[np.integer],
+    counts: NDArray[np.int64],
+    device: torch.device,
+    marks: NDArray[np.uint8] | None,
 ) -> Iterator[Values]:
     """Yield (3, num_tokens) per document: log probabilities, the same standardized, and 1 for tokens that are likeliest."""
     pending: list[Values] = []  # rows of windows that wait for the rest of their document
     ahead, rows = iter(counts.tolist()), model.most_rows(windows.shape[1])
     wanted = next(ahead, 0)
     for start in range(0, len(windows), rows):
-        pending += _of_windows(model, torch.from_numpy(np.array(windows[start : start + rows])).to(device).long())
+        some = np.array(windows[start : start + rows])
+        scored = some >= 0 if marks is None else np.array(marks[start : start + rows]) == SCORED
+        pending += _of_windows(model, torch.from_numpy(some).to(device).long(), scored)
         while wanted and len(pending) >= wanted:
             yield np.concatenate(pending[:wanted], axis=1)
             pending, wanted = pending[wanted:], next(ahead, 0)
 
 
-def _of_windows(model: LanguageModel, windows: Tensor) -> list[Values]:
-    """Return (3, num_tokens) of each window (num_windows, window), without padding."""
+def _of_windows(model: LanguageModel, windows: Tensor, scored: NDArray[np.bool_]) -> list[Values]:
+    """Return (3, num_tokens) of each window (num_windows, window), of the tokens that are scored."""
     log_probs = torch.log_softmax(model(windows).float(), dim=-1)
     if torch.isnan(log_probs).any():
         raise RunError("the model returns probabilities that are not numbers (NaN); its training has diverged")
@@ -282,5 +291,4 @@ def _of_windows(model: LanguageModel, windows: Tensor) -> list[Values]:
     spread = (weights * (finite - mean[..., None]).square()).sum(dim=-1).clamp(min=FLOOR).sqrt()
     likeliest = log_probs.argmax(dim=-1) == wanted[..., 0]
     found = torch.stack([own, (own - mean) / spread, likeliest.float()], dim=1).double().cpu().numpy()
-    scored = (windows >= 0).cpu().numpy()
     return [values[:, inside] for values, inside in zip(found, scored, strict=True)]

@@ -91,7 +91,21 @@ class ExampleView:
         return ""
 
 
-Block = str | TableView | FigureView | PicturesView | ExampleView
+@dataclass(frozen=True)
+class WordsView:
+    """A text whose tokens are shaded."""
+
+    kind: ClassVar[str] = "shaded"
+    caption: str  #: text above it.
+    #: text of each token; its shade, from -4 to 4, 0 for none; and what is said of it on request.
+    tokens: Sequence[tuple[str, int, str]]
+
+    def words(self) -> str:
+        """Return "": people's texts have no terms of the glossary."""
+        return ""
+
+
+Block = str | TableView | FigureView | PicturesView | ExampleView | WordsView
 """A paragraph, or a view that the template has a macro for."""
 
 

@@ -1,5 +1,7 @@
 """Sections of the page on the declared draw, slices, hidden columns, persons and structure."""
 
+from collections.abc import Sequence
+
 from memlib.audits.asked import CARRIED_OUT, NOT_POSSIBLE, service_section
 from memlib.audits.membership.hidden import DECIMALS
 from memlib.audits.membership.recipe import Recipe
@@ -7,8 +9,9 @@ from memlib.audits.membership.slices import ANSWER, MOST
 from memlib.audits.membership.verdict import NAMES
 from memlib.findings import Finding, Findings
 from memlib.report.format import format_interval, format_p, percent, say_p
-from memlib.report.page import Section, TableView, filled
+from memlib.report.page import Section, TableView, WordsView, filled
 
+OF_WEIGHTS = ("min_k", "lira", "rmia")  # attacks that no service allows
 DRAW_TESTS = {
     "blind": "members against non-members without the model, by ids, sizes, dates and content",
     "difficulty": "members against non-members by models that were not trained on them",
@@ -158,8 +161,33 @@ def persons_section(findings: Findings) -> Section | None:
 def asked_section(findings: Findings) -> Section | None:
     """Return the section on a service that was asked, and on attacks that its access does not allow."""
     made = {row.params["attack"] for row in findings.all("auc")}
-    said = {NAMES[name]: CARRIED_OUT if name in made else "not asked for" for name in ("ratio", "ez", "wbc", "zlib", "loss")}
-    return service_section(findings, said | {NAMES[name]: NOT_POSSIBLE for name in ("min_k", "lira", "rmia")})
+    possible = ("ratio", "ez", "wbc", "zlib", "loss")
+    said = {NAMES[name]: CARRIED_OUT if name in made else "not asked for" for name in possible}
+    return service_section(findings, said | dict.fromkeys(map(NAMES.__getitem__, OF_WEIGHTS), NOT_POSSIBLE))
+
+
+def words_section(documents: Sequence[tuple[str, Sequence[tuple[str, float | None]]]]) -> Section:
+    """Return the section on words of documents.
+
+    Args:
+        documents: id of each document; and of each of its tokens, text and gain in nats, None for one that is not scored.
+    """
+    return Section(
+        "Words that carry the evidence",
+        "The documents with the highest scores. A token that the target finds likelier than the pretrained model does is "
+        "marked, the darker the more, up to e^2 times; underlined, one that it finds less likely. A high score is no "
+        "evidence about a single document unless memory is shown.",
+        *(WordsView(name, [(text, _shade(gain), _nats(gain)) for text, gain in tokens]) for name, tokens in documents),
+    )
+
+
+def _shade(gain: float | None) -> int:
+    """Return the shade of a gain, from -4 to 4: 4 from two nats on."""
+    return 0 if gain is None else max(-4, min(4, round(2 * gain)))
+
+
+def _nats(gain: float | None) -> str:
+    return "not scored" if gain is None else f"{gain:+.2f} nats"
 
 
 def structure_section(findings: Findings) -> Section | None:

@@ -60,6 +60,10 @@ class Marked(Tokenizer, Protocol):
     start: int
     end: int
 
+    def ends(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return where each token of each text ends, in characters."""
+        ...
+
 
 def open_documents(source: TextSource) -> Documents:
     """Return the documents of a source: its records, or else passages between blank lines."""

@@ -5,6 +5,7 @@ document ends with its end mark and is padded with -1 to whole windows. Copies o
 documents of one author, mailbox or person, if a rule defines such groups; a group is drawn as a whole.
 """
 
+import contextlib
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from memlib.specs import GroupSpec, TextSpec
 from memlib.tables import SPLITS
 
 PADDING = -1
+OTHERS, UNSCORED, SCORED = 0, 1, 2  # what a symbol of a window is: another document's or padding, or the document's own
 FEWEST = 20  # documents, or groups of documents
 
 
@@ -55,11 +57,14 @@ class DocumentRows:
 
 
 class _Document(NamedTuple):
-    """A kept document: its place in the source, text, tokens with the end mark, and digest of the tokens."""
+    """A kept document: its place in the source, text, tokens with the end mark, and what is scored of it."""
 
     number: int
     text: str
     tokens: NDArray[np.int64]
+    scored: NDArray[np.bool_]  #: (num_tokens,) whether a token is scored.
+    before: NDArray[np.int64]  #: tokens of earlier documents in its first window, if documents are packed.
+    parts: Sequence[tuple[int, int]]  #: start and end of each part of the text that is scored, in characters.
 
 
 def build_rows(
@@ -70,6 +75,9 @@ def build_rows(
     shortest: int,
     group: GroupSpec | None = None,
     tokenizer: Marked | None = None,
+    scored: str | None = None,
+    packed: bool = False,
+    marks: Path | None = None,
 ) -> DocumentRows:
     """Write windows.npy, (num_windows, window) int32, and describe the documents in it.
 
@@ -80,25 +88,36 @@ def build_rows(
         shortest: smallest number of tokens of a document; shorter ones are left out.
         group: rules for documents that belong together; a pattern is searched for in the text.
         tokenizer: tokenizer of a pretrained model, for unit token.
+        scored: regular expression whose first group is the part of a document that is scored; None: all of it.
+        packed: put each document where it would lie among all in the order of the source, joined and cut into windows; what
+            precedes it in its first window is the end of earlier ones.
+        marks: with `scored` or `packed`, path of what each symbol is: (num_windows, window) of OTHERS, UNSCORED and SCORED.
 
     Raises:
-        UserError: if a rule for groups fits no document, or too few documents are left.
+        UserError: if a rule for groups fits no document, too few documents are left, or the tokenizer does not tell the
+            places of its tokens.
     """
     vocabulary = _vocabulary(documents, spec, tokenizer)
     sizes: list[tuple[int, int, int, int, int]] = []
     digests, names = [], []
-    with WindowFile(path, spec.window, np.dtype("<i4")) as file:
-        for document in _kept(documents, spec, vocabulary, tokenizer, shortest):
+    with WindowFile(path, spec.window, np.dtype("<i4")) as file, _marks(marks, spec.window) as marked:
+        for document in _kept(documents, spec, vocabulary, tokenizer, shortest, scored, packed):
             tokens, first = document.tokens, len(file)
-            file.add(np.pad(tokens, (0, -len(tokens) % spec.window), constant_values=PADDING))
-            data = document.text.encode("utf-8", "replace")
-            sizes.append((document.number, first, len(file) - first, len(tokens), len(zlib.compress(data))))
+            row = np.concatenate([document.before, tokens])
+            file.add(np.pad(row, (0, -len(row) % spec.window), constant_values=PADDING))
+            if marked is not None:
+                mine = np.where(document.scored, SCORED, UNSCORED)
+                own = np.concatenate([np.full(len(document.before), OTHERS), mine])
+                marked.add(np.pad(own, (0, -len(own) % spec.window), constant_values=OTHERS))
+            said = "".join(document.text[start:stop] for start, stop in document.parts)
+            data = said.encode("utf-8", "replace")
+            sizes.append((document.number, first, len(file) - first, int(document.scored.sum()), len(zlib.compress(data))))
             digests.append(token_digest(tokens))
             names.append(_named(document.text, group))
     if len(sizes) < FEWEST:
         raise DataError(
-            f"{documents.name} has {len(sizes)} documents of at least {shortest} tokens, and an audit needs {FEWEST}; lower "
-            "shortest, raise data.fraction, or use more text"
+            f"{documents.name} has {len(sizes)} documents of at least {shortest} {'scored ' if scored else ''}tokens, and an "
+            f"audit needs {FEWEST}; lower shortest, raise data.fraction, or use more text"
         )
     found = Sizes(*np.array(sizes, dtype=np.int64).T)
     groups = _groups(np.array(digests, dtype=np.uint64), names, found, group)
@@ -120,16 +139,66 @@ def _vocabulary(documents: Documents, spec: TextSpec, tokenizer: Marked | None) 
     return build_vocabulary(count_symbols(chunks, spec.unit), [], spec.vocabulary, spec.unit)
 
 
+@contextlib.contextmanager
+def _marks(path: Path | None, window: int) -> Iterator[WindowFile | None]:
+    if path is None:
+        yield None
+        return
+    with WindowFile(path, window, np.dtype("u1")) as file:
+        yield file
+
+
+def parts_of(text: str, scored: str | None) -> list[tuple[int, int]]:
+    """Return start and end of each part of a text that is scored: the first group of a pattern, or else the whole text.
+
+    Example:
+        >>> parts_of("Q: why? A: so. Q: when? A: now.", r"A: (.*?)[.]")
+        [(11, 13), (27, 30)]
+    """
+    if scored is None:
+        return [(0, len(text))]
+    return [match.span(1 if match.re.groups else 0) for match in re.finditer(scored, text)]
+
+
 def _kept(
-    documents: Documents, spec: TextSpec, vocabulary: Sequence[str], tokenizer: Marked | None, shortest: int
-) -> Iterator[_Document]:
-    """Yield the documents that are long enough."""
-    texts, number = documents.beginning(spec.fraction), 0
+    documents: Documents, spec: TextSpec, vocabulary: Sequence[str], tokenizer: Marked | None, shortest: int,
+    scored: str | None, packed: bool,
+) -> Iterator[_Document]:  # fmt: skip
+    """Yield the documents that are long enough, by their tokens that are scored."""
+    texts, number, before = documents.beginning(spec.fraction), 0, np.zeros(0, dtype=np.int64)
     while some := list(islice(texts, ENCODED)):
-        for text, tokens in zip(some, _encoded(some, spec, vocabulary, tokenizer), strict=True):
-            if len(tokens) >= shortest:
-                yield _Document(number, text, tokens)
+        encoded = list(_encoded(some, spec, vocabulary, tokenizer))
+        for text, tokens, ends in zip(some, encoded, _ends(some, encoded, spec, tokenizer, scored), strict=True):
+            parts = parts_of(text, scored)
+            chosen = np.ones(len(tokens), dtype=bool) if scored is None else _within(ends, parts)
+            if int(chosen.sum()) >= shortest:
+                yield _Document(number, text, tokens, chosen, before, parts)
+            if packed:
+                stream = np.concatenate([before, tokens])
+                before = stream[len(stream) // spec.window * spec.window :]
             number += 1
+
+
+def _within(ends: NDArray[np.int64], parts: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Return which tokens overlap parts of a text, given where each token ends: (num_tokens,); an end mark overlaps none."""
+    starts, found = np.concatenate([[0], ends[:-1]]), np.zeros(len(ends), dtype=bool)
+    for start, stop in parts:
+        found |= np.maximum(starts, start) < np.minimum(ends, stop)
+    return found
+
+
+def _ends(
+    texts: Sequence[str], encoded: Sequence[NDArray[np.int64]], spec: TextSpec, tokenizer: Marked | None, scored: str | None
+) -> Iterator[NDArray[np.int64]]:
+    """Yield where each token of each text ends, in characters, and the end mark with the text."""
+    if scored is None:
+        yield from (np.zeros(0, dtype=np.int64) for _ in texts)
+    elif tokenizer is not None:
+        yield from (
+            np.array([*ends, len(text)], dtype=np.int64) for text, ends in zip(texts, tokenizer.ends(texts), strict=True)
+        )
+    else:  # of characters
+        yield from (np.minimum(np.arange(1, len(row) + 1), len(text)) for text, row in zip(texts, encoded, strict=True))
 
 
 def _encoded(

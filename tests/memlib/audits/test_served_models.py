@@ -265,6 +265,32 @@ def test_scores_through_a_service_are_those_of_the_weights(monkeypatch: pytest.M
         assert abs((first.p_value or 0) - (second.p_value or 0)) <= 2 / 1000
 
 
+@pytest.mark.parametrize("changes", [{"windows": "packed"}, {"scored": "the (.*)"}])
+def test_parts_and_packed_windows_are_scored_alike_by_service_and_weights(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memlib.observe.service_checks.WORSE", 0.0)  # the models have random weights
+    listed([f"{text} the end of {text[::-1]}" for text in documents(30, 1)])
+    tuned(save_trainable(Path("base"), positions=1100), Path("tuned"))
+    base, folder = {"kind": "huggingface", "path": "base"}, {"kind": "huggingface", "path": "tuned"}
+    here, plain = (memlib.run(recipe(folder, base, "token", **one), store="store", quiet=True) for one in (changes, {}))
+    with serving() as (served, part):
+        served.model = HuggingFace("tuned", None).float()
+        there = ran(recipe(part, base, "token", **changes))
+    own, asked, whole = (run.units.to_pandas().set_index("unit")["loss"] for run in (here, there, plain))
+    np.testing.assert_allclose(asked, own, atol=1e-4)
+    assert (own != whole.loc[own.index]).any()
+
+
+def test_texts_are_scored_in_the_parts_that_a_pattern_names() -> None:
+    texts = [f"Q: {text} A: {text[::-1]}." for text in documents(30, 1)]
+    listed(texts)
+    with serving(texts) as (_, part):
+        whole, answers = (ran(recipe(part, None, **one)) for one in ({}, {"scored": "A: (.*)"}))
+    first, second = (run.units.to_pandas().set_index("unit")["loss"] for run in (whole, answers))
+    assert (first != second.loc[first.index]).all()
+
+
 def test_documents_need_a_service_that_scores_given_texts_and_one_tokenizer() -> None:
     listed(documents(30, 1))
     with (

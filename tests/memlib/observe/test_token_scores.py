@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from memlib.data.text.rows import OTHERS, SCORED
 from memlib.errors import RunError
 from memlib.models.sequence import LanguageModel, build_language_model
 from memlib.observe import token_scores as module
@@ -173,6 +174,19 @@ def test_a_model_is_compared_with_its_reference_token_by_token() -> None:
     assert not itself.gains.any()  # type: ignore[union-attr]
     counts = [int(found.is_right(*found.places[place : place + 2].tolist()).sum()) for place in range(len(DOCUMENTS))]
     np.testing.assert_allclose(counts, found.correct * found.tokens)
+
+
+def test_only_marked_tokens_are_scored_each_after_all_that_precedes_it() -> None:
+    network = model()
+    windows, counts = windows_of(DOCUMENTS)
+    marks = np.random.default_rng(0).integers(OTHERS, SCORED + 1, windows.shape).astype(np.uint8)
+    marks[np.cumsum(counts) - counts] = SCORED  # some of each document
+    marks[windows < 0] = OTHERS
+    found = token_scores(network, windows, counts, share=0.3, device=CPU, marks=marks)
+    every = token_scores(network, windows, counts, share=0.3, device=CPU, is_reference=True)
+    kept = (marks == SCORED)[windows >= 0]
+    assert found.tokens.sum() == kept.sum()
+    np.testing.assert_allclose(found.own, every.own[kept], atol=2e-3)
 
 
 def test_token_scores_round_trip_through_files(tmp_path: Any) -> None:

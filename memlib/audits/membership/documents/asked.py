@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from memlib.audits.membership.documents.recipe import DocumentsRecipe
 from memlib.audits.membership.documents.stages import StoredDocuments
 from memlib.data.text.documents import open_documents
+from memlib.data.text.rows import SCORED, parts_of
 from memlib.errors import RunError
-from memlib.observe.served import ANSWERS_FILE, CHARACTERS, CheckService, announce, ask, parts_of
+from memlib.observe.served import ANSWERS_FILE, CHARACTERS, CheckService, announce, ask
+from memlib.observe.served import parts_of as parts_of_all
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import UNKEYED, AnyArtifact, Artifact, Runner, Stage
 from memlib.sanitize import count_of
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
     from memlib.observe.service_checks import ServiceCheck
     from memlib.observe.token_scores import TokenScores
 
-Pieces = Sequence[str] | Sequence[list[int]]
+Piece = tuple[str | list[int], Sequence[tuple[int, int]]]
+"""What is sent, and the parts of it that are scored: of characters, or of tokens."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class AskDocuments(Stage[AskedTokens]):
     corpus: Artifact[StoredDocuments]  #: the documents.
     text: TextSpec = field(metadata=UNKEYED)  #: their source; the documents are an input.
     base: Artifact[Pretrained] | None  #: the pretrained model whose tokens are sent; None: texts are sent.
+    scored: str | None = field(metadata=UNKEYED)  #: what is scored of a text; it is part of the documents.
     service: ServedSpec = field(metadata=UNKEYED)
     check: Artifact[ServiceCheck]  #: the test of the service.
     first: int  #: first, last: places of the documents, the last exclusive.
@@ -95,20 +99,26 @@ class AskDocuments(Stage[AskedTokens]):
         each["spelled"] = np.array([one["spelled"] for one in found.values()], dtype=np.uint64)
         np.savez(attempt.path(ANSWERS_FILE), allow_pickle=False, **joined, **each)
 
-    def _pieces(self) -> Iterator[Pieces]:
+    def _pieces(self) -> Iterator[list[Piece]]:
         """Yield what is sent of each document: windows of tokens, after one for the beginning, or pieces of text."""
         sizes = self.corpus.content.sizes
         if self.base is not None:
-            start, windows = self.base.content.tokenizer.start, self.corpus.content.windows
+            start, windows, marks = self.base.content.tokenizer.start, self.corpus.content.windows, self.corpus.content.marks
             for first, count in zip(sizes.first[self.first : self.last], sizes.windows[self.first : self.last], strict=True):
-                rows = [row[row >= 0].tolist() for row in windows[first : first + count]]
-                yield [[start, *row] for row in rows]
+                rows, pieces = windows[first : first + count], list[Piece]()
+                scored = rows >= 0 if marks is None else marks[first : first + count] == SCORED
+                for row, mask in zip(rows, scored, strict=True):
+                    pieces.append(([start, *row[row >= 0].tolist()], _runs(np.concatenate([[False], mask[row >= 0]]))))
+                yield pieces
             return
         wanted = set(sizes.number[self.first : self.last].tolist())
         texts = islice(open_documents(self.text.source).read(), int(sizes.number[self.last - 1]) + 1)
         for number, text in enumerate(texts):
             if number in wanted:
-                yield [text[place : place + self.text.window] for place in range(0, len(text), self.text.window)]
+                yield [
+                    (text[place : place + self.text.window], _inside(parts_of(text, self.scored), place, self.text.window))
+                    for place in range(0, len(text), self.text.window)
+                ]
 
     @classmethod
     def open(cls, artifact: Artifact[AskedTokens]) -> AskedTokens:
@@ -117,19 +127,40 @@ class AskDocuments(Stage[AskedTokens]):
             return AskedTokens(*(arrays[name] for name in ("counts", "log_p", "right", "spelled")))
 
 
-async def _tokens_of(service: Service, pieces: Pieces) -> Mapping[str, NDArray[Any]]:
+def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return start and end of each run of true values.
+
+    Example:
+        >>> _runs(np.array([False, True, True, False, True]))
+        [(1, 3), (4, 5)]
+    """
+    turns = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
+    return [(int(start), int(stop)) for start, stop in turns.reshape(-1, 2)]
+
+
+def _inside(parts: Sequence[tuple[int, int]], place: int, length: int) -> list[tuple[int, int]]:
+    """Return parts of a text as parts of the piece that begins at a place."""
+    cut = [(max(0, start - place), min(length, stop - place)) for start, stop in parts]
+    return [(start, stop) for start, stop in cut if start < stop]
+
+
+async def _tokens_of(service: Service, pieces: Sequence[Piece]) -> Mapping[str, NDArray[Any]]:
     """Return log probabilities of the tokens of one document."""
     from memlib.observe.service_checks import unlike_text
 
     log_p, right, spelled = [], [], hashlib.sha256()
-    for piece in pieces:
+    for piece, parts in pieces:
         scored = await service.score(piece)
         if isinstance(piece, str):
             if said := unlike_text(scored, piece):
                 raise RunError(f"the service cannot be used for these documents: {said}")
-            kept = np.isfinite(scored.log_p)
+            kept = np.zeros(len(scored.log_p), dtype=bool)
+            for part in parts:
+                kept |= scored.within(piece, *part)
         else:
-            kept = np.arange(len(scored.log_p)) > 0
+            kept = np.zeros(len(piece), dtype=bool)
+            for start, stop in parts:
+                kept[start:stop] = True
             if len(scored.log_p) != len(piece) or not np.isfinite(scored.log_p[1:]).all():
                 scores = int(np.isfinite(scored.log_p).sum())
                 raise RunError(
@@ -223,7 +254,9 @@ def ask_for_documents(
     parts, checks = [], []
     for service in services_of(recipe):
         before = runner.run(CheckService(service))
-        asked = [AskDocuments(corpus, recipe.data, base, service, before, *part) for part in parts_of(count)]
+        asked = [
+            AskDocuments(corpus, recipe.data, base, recipe.scored, service, before, *part) for part in parts_of_all(count)
+        ]
         found = tuple(runner.run_all(asked))
         checks += [before, runner.run(CheckService(service, before, found))]
         parts.append(found)

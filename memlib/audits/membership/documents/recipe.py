@@ -1,13 +1,14 @@
 """The recipe of a membership audit of documents."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from memlib.audits.membership.recipe import FEWEST_SHADOWS, ClaimSpec, Config, Recipe, ShadowsSpec, TargetSpec
+from memlib.audits.membership.recipe import FEWEST_SHADOWS, ClaimSpec, Config, Recipe, ReportSpec, ShadowsSpec, TargetSpec
 from memlib.specs import HoldOutSpec, HuggingFaceSpec, LanguageSpec, PretrainedSpec, ServedSpec, TextSpec
-from memlib.specs.base import MOST_EXAMPLES, MOST_MODELS
+from memlib.specs.base import MOST_DRAWS, MOST_EXAMPLES, MOST_MODELS
 
 DocumentAttack = Literal["ratio", "ez", "wbc", "min_k", "zlib", "loss", "lira", "lira_offline", "rmia", "rmia_offline"]
 ATTACKS: tuple[DocumentAttack, ...] = ("ratio", "min_k", "zlib", "loss")
@@ -71,17 +72,35 @@ class DocumentsConfig(Config):
     """Not for documents."""
 
 
+class DocumentsReportSpec(ReportSpec):
+    """Contents of the page."""
+
+    added_later: ClassVar[frozenset[str]] = ReportSpec.added_later | {"documents"}
+
+    documents: int = Field(default=0, ge=0, le=MOST_DRAWS)
+    """Number of documents whose words are shown, shaded by how much more likely the target finds each than the pretrained
+    model does: those with the highest scores. 0: none, so that the page quotes no text."""
+
+
 class DocumentsRecipe(Recipe):
     """A membership audit of documents, from text to report."""
 
     reads_texts: ClassVar[bool] = True
+    added_later: ClassVar[frozenset[str]] = Recipe.added_later | {"scored", "windows"}
 
     data: TextSpec  # type: ignore[assignment]
     """The documents: records of Parquet, JSON lines or mail; passages between blank lines of other text. Each is cut into
     windows that hold nothing else; `validation` and `hold_out` have no effect, as the coins decide which documents are held
     out."""
     shortest: int = Field(default=20, ge=2, le=MOST_EXAMPLES)
-    """Smallest number of tokens (data.unit) of a document that is audited; shorter documents are left out."""
+    """Smallest number of tokens (data.unit) of a document that are scored; shorter documents are left out."""
+    scored: str | None = Field(default=None, min_length=1)
+    """What is scored of a document: the first group of a regular expression, as in `(?s)### Response:\\n(.*)`, for a trainer
+    that computes no loss on the rest (completions only, masked labels); null: all of it. Chats are text by then
+    (data.source.template)."""
+    windows: Literal["own", "packed"] = "own"
+    """Windows in which an external model read a document. own: its own, one document after another in none; packed: all
+    documents in the order of the source, joined and cut into windows, so that the end of earlier ones precedes it."""
     split: HoldOutSpec = HoldOutSpec()
     """Only `group`: documents that share a coin. Its pattern is searched in the documents' texts, as in
     `^From: .*?([\\w.+-]+@[\\w.-]+)` for the mails of a sender; its path names documents by their numbers. Copies always share
@@ -93,6 +112,7 @@ class DocumentsRecipe(Recipe):
     target: DocumentsTargetSpec = DocumentsTargetSpec()
     shadows: DocumentsShadowsSpec = DocumentsShadowsSpec()
     score: DocumentsConfig = DocumentsConfig()
+    report: DocumentsReportSpec = DocumentsReportSpec()
     privacy: ClaimSpec | None = None
     """A claim of differential privacy that is tested; its example is a document. memlib's own private training protects
     windows: a document of k windows has k times its epsilon."""
@@ -119,6 +139,7 @@ class DocumentsRecipe(Recipe):
         yield from self._model_problems()
         yield from self._score_problems()
         yield from self._column_problems()
+        yield from self._window_problems()
         if self.data.paired:
             yield "membership is of documents, not of pairs; use a source of text"
         if self.split.model_copy(update={"group": None}) != HoldOutSpec():
@@ -162,6 +183,22 @@ class DocumentsRecipe(Recipe):
             yield "training.augment is for images; set it to null for text"
         if training is not None and training.patience is not None:
             yield "training.patience needs held-out text, but every document may be a member; leave it out and set epochs"
+
+    def _window_problems(self) -> Iterator[str]:
+        if self.scored is not None:
+            try:
+                re.compile(self.scored)
+            except re.error as error:
+                yield f"scored is no regular expression ({error})"
+            if self.data.unit == "word":
+                yield "scored needs tokens or characters (data.unit)"
+        if (self.windows == "packed" or self.scored is not None) and self.trains:
+            yield (
+                "scored and windows: packed are for a model that was trained elsewhere (target.trained, shadows.count 0); "
+                "memlib trains on whole documents, each in its own windows"
+            )
+        if self.windows == "packed" and self.data.unit != "token":
+            yield "windows: packed needs data.unit token, so that documents are joined as in training"
 
     def _score_problems(self) -> Iterator[str]:
         attacks, count = self.score.attacks, self.shadows.count

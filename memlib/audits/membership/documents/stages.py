@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,7 +28,7 @@ from memlib.data.splits import HELD_OUT, SPLITS_FILE, TRAIN
 from memlib.data.stages import Decode, Split, TrainingData, described_data
 from memlib.data.subsets import TARGET, Subsets
 from memlib.data.text.documents import open_documents
-from memlib.data.text.rows import Sizes, build_rows
+from memlib.data.text.rows import OTHERS, PADDING, SCORED, Sizes, build_rows
 from memlib.data.text.streams import Documents
 from memlib.errors import UserError
 from memlib.models.external.factory import external_language_digest
@@ -46,12 +46,14 @@ if TYPE_CHECKING:
     from memlib.models.sequence import LanguageModel
     from memlib.observe.service_checks import ServiceCheck
     from memlib.observe.token_scores import TokenScores
+    from memlib.report.page import Content
 
-VOCABULARY, DOCUMENTS_FILE, SIZES, FEATURES, FEATURE_NAMES = (
-    "vocabulary.json", "documents.parquet", "sizes.npy", "features.npy", "features.json",
+VOCABULARY, DOCUMENTS_FILE, SIZES, FEATURES, FEATURE_NAMES, MARKS = (
+    "vocabulary.json", "documents.parquet", "sizes.npy", "features.npy", "features.json", "marks.npy",
 )  # fmt: skip
 
 
+MOST_TOKENS = 400  # of a document that are shown on a page
 SHARED = 0.5  # of the runs of four words of documents that count as alike, as in `memlib overlap`
 MOST_COMPARED = 2**26  # characters of documents among which alike ones are looked for
 
@@ -72,6 +74,11 @@ class StoredDocuments:
     def windows(self) -> NDArray[Any]:
         """Symbols (num_windows, window), memory-mapped; -1 is padding."""
         return read_images(self._artifact.path(WINDOWS))
+
+    @property
+    def marks(self) -> NDArray[np.uint8] | None:
+        """What each symbol of the windows is, memory-mapped, see `memlib.data.text.rows`; None if all are scored."""
+        return read_images(self._artifact.path(MARKS)) if MARKS in self._artifact.files else None
 
     @cached_property
     def table(self) -> pa.Table:
@@ -101,6 +108,8 @@ class MakeDocuments(Stage[StoredDocuments]):
     shortest: int  #: smallest number of tokens of a document that is kept.
     group: GroupSpec | None = None  #: rules for documents that share a coin.
     base: Artifact[Pretrained] | None = None  #: the pretrained model whose tokenizer is used for the text; None without one.
+    scored: str | None = None  #: scored, packed: what is scored of a document, and how windows are cut; see `build_rows`.
+    packed: bool = False
 
     @cached_property
     def _content(self) -> Documents:
@@ -110,7 +119,9 @@ class MakeDocuments(Stage[StoredDocuments]):
     def spec(self) -> Mapping[str, Any]:
         """Text, shortest document and groups, without locations of files."""
         group = None if self.group is None else self.group.model_dump(mode="json", exclude={"path"})
-        return {"text": described_data(self.text), "shortest": self.shortest, "group": group}
+        more: dict[str, Any] = {} if self.scored is None else {"scored": self.scored}
+        more |= {"packed": True} if self.packed else {}
+        return {"text": described_data(self.text), "shortest": self.shortest, "group": group, **more}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -126,8 +137,10 @@ class MakeDocuments(Stage[StoredDocuments]):
         """Write windows, tables, sizes and features."""
         tokenizer = None if self.base is None else self.base.content.tokenizer
         found = build_rows(
-            self._content, self.text, attempt.path(WINDOWS), shortest=self.shortest, group=self.group, tokenizer=tokenizer
-        )
+            self._content, self.text, attempt.path(WINDOWS), shortest=self.shortest, group=self.group, tokenizer=tokenizer,
+            scored=self.scored, packed=self.packed,
+            marks=attempt.path(MARKS) if self.packed or self.scored is not None else None,
+        )  # fmt: skip
         for line in self._content.remarks():
             attempt.warn(f"text: {line}")
         attempt.path(VOCABULARY).write_text(json.dumps(found.vocabulary))
@@ -240,7 +253,9 @@ def copies_of(content: StoredDocuments, unit: str, listed: NDArray[np.bool_], me
         listed: (num_documents,) whether the document is audited.
         member: (num_listed,) whether the target was trained on it.
     """
-    rows = np.split(content.windows, np.cumsum(content.sizes.windows)[:-1])
+    windows, marks = content.windows, content.marks
+    own = windows if marks is None else np.where(marks == OTHERS, PADDING, windows)
+    rows = np.split(own, np.cumsum(content.sizes.windows)[:-1])
     texts = [_text(rows[place], content.vocabulary, unit) for place in np.flatnonzero(listed).tolist()]
     outside, inside = np.flatnonzero(~member), [text for text, is_member in zip(texts, member, strict=True) if is_member]
     known, found = set(inside), np.zeros(len(texts), dtype=bool)
@@ -264,7 +279,33 @@ class ReportDocuments(Report):
 
     title: ClassVar[str] = "report membership of documents"
 
+    recipe: DocumentsRecipe
     corpus: Artifact[StoredDocuments]
+    target: Artifact[TokenScores]
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The scores and the documents and, if their words are shown, their tokens' scores."""
+        return {**super().inputs, **({"target": self.target.key} if self._shown else {})}
+
+    @property
+    def _shown(self) -> int:
+        """Number of documents whose words are shown; tokens of a service that is sent texts are its own, and not known."""
+        return 0 if self.recipe.sends_texts or not self.recipe.is_compared else self.recipe.report.documents
+
+    def compose(self, attempt: Attempt) -> Content:
+        """Return the content of the page, with words of the documents that have the highest scores, if asked for."""
+        content = super().compose(attempt)
+        if not self._shown:
+            return content
+        from memlib.audits.membership.sections import words_section
+
+        units, corpus, scores = self.scores.content["units"], self.corpus.content, self.target.content
+        best = units.sort_by([(self.recipe.score.headline, "descending")])["unit"].to_pylist()[: self._shown]
+        places = {name: place for place, name in enumerate(corpus.table["example_id"].to_pylist())}
+        shown = [(name, _tokens_of(corpus, scores, places[name])) for name in best]
+        first, *rest = content.sections
+        return replace(content, sections=[first, words_section(shown), *rest])
 
     @property
     def read(self) -> Sequence[AnyArtifact]:
@@ -274,6 +315,22 @@ class ReportDocuments(Report):
     def _sizes(self) -> Mapping[str, int]:
         """Return the number of documents."""
         return {TRAIN: self.corpus.content.table.num_rows, HELD_OUT: 0}
+
+
+def _tokens_of(corpus: StoredDocuments, scores: TokenScores, place: int) -> list[tuple[str, float | None]]:
+    """Return the text of a document's first tokens, each with its gain; None for a token that is not scored."""
+    sizes, gains, marks = corpus.sizes, scores.gains, corpus.marks
+    assert gains is not None, "a target with a pretrained model has gains"
+    rows = slice(int(sizes.first[place]), int(sizes.first[place] + sizes.windows[place]))
+    symbols = corpus.windows[rows].ravel()
+    own = np.where(symbols >= 0, SCORED, OTHERS) if marks is None else marks[rows].ravel()
+    left = iter(gains[slice(*scores.places[place : place + 2])].tolist())
+    kept = [
+        (corpus.vocabulary[symbol], next(left) if mark == SCORED else None)
+        for symbol, mark in zip(symbols.tolist(), own.tolist(), strict=True)
+        if mark != OTHERS
+    ]
+    return kept[:MOST_TOKENS]
 
 
 Observed = Artifact[TrainedModel] | Artifact[Pretrained] | HuggingFaceSpec
@@ -338,7 +395,7 @@ class ObserveDocuments(Stage["TokenScores"]):
 
         content, model = self.corpus.content, self._load().to(device).float().eval()
         found = token_scores(
-            model, content.windows, content.sizes.windows, share=self.share, device=device,
+            model, content.windows, content.sizes.windows, share=self.share, device=device, marks=content.marks,
             reference=None if self.reference is None else self.reference.content.own,
             is_reference=isinstance(self.model, Artifact) and isinstance(self.model.content, Pretrained),
         )  # fmt: skip

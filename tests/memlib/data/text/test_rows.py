@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memlib.data.text.rows import DocumentRows, build_rows
+from memlib.data.text.rows import OTHERS, SCORED, DocumentRows, build_rows
 from memlib.data.text.streams import Documents
 from memlib.errors import DataError, UserError
 from memlib.specs import GroupSpec, TextSpec
@@ -88,3 +88,64 @@ def test_short_documents_are_left_out_but_keep_their_number(tmp_path: Path) -> N
 def test_too_few_documents_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="lower shortest"):
         rows(TEXTS, tmp_path, shortest=60)
+
+
+ANSWERS = [f"Q: what is {number}? A: it is {number * 'x'}y." for number in range(1, 31)]
+
+
+class Letters:
+    """A tokenizer of pairs of characters, with the numbers of their first one."""
+
+    start, end, num_symbols = 1, 2, 200
+    pieces = [chr(number) for number in range(200)]  # noqa: RUF012
+
+    def encode(self, texts: Any) -> list[list[int]]:
+        return [[ord(text[place]) for place in range(0, len(text), 2)] for text in texts]
+
+    def ends(self, texts: Any) -> list[list[int]]:
+        return [[min(place + 2, len(text)) for place in range(0, len(text), 2)] for text in texts]
+
+
+def marked(texts: list[str], folder: Path, **changes: Any) -> tuple[DocumentRows, Any, Any]:
+    text = TextSpec.model_validate({"source": {"kind": "topics"}, "window": 16, "unit": changes.pop("unit", "character")})
+    found = build_rows(
+        Documents(lambda: iter(texts)), text, folder / "windows.npy", marks=folder / "marks.npy", **{"shortest": 2, **changes}
+    )
+    return found, np.load(folder / "windows.npy"), np.load(folder / "marks.npy")
+
+
+@pytest.mark.parametrize("tokenizer", [None, Letters()])
+def test_only_the_part_of_a_document_that_a_pattern_names_is_scored(tokenizer: Any, tmp_path: Path) -> None:
+    unit = "character" if tokenizer is None else "token"
+    found, windows, marks = marked(ANSWERS, tmp_path, scored="A: (.*)", tokenizer=tokenizer, unit=unit)
+    for place, text in enumerate(ANSWERS):
+        first, count = found.sizes.first[place], found.sizes.windows[place]
+        own, mark = windows[first : first + count].ravel(), marks[first : first + count].ravel()
+        answer = text.partition("A: ")[2]
+        start = text.index(answer)
+        if tokenizer is None:
+            assert "".join(found.vocabulary[symbol] for symbol in own[mark == SCORED]) == answer
+        else:
+            wanted = [ord(text[at]) for at in range(0, len(text), 2) if at + 2 > start]
+            assert own[mark == SCORED].tolist() == wanted
+        assert (mark == SCORED).sum() == found.sizes.tokens[place]
+        assert ((mark == OTHERS) == (own < 0)).all()
+        assert found.sizes.compressed[place] == len(zlib.compress(answer.encode()))
+    with pytest.raises(DataError, match="at least 40 scored tokens"):
+        marked(ANSWERS, tmp_path, scored="A: (.*)", shortest=40)
+
+
+def test_packed_documents_lie_where_they_would_among_all(tmp_path: Path) -> None:
+    found, windows, marks = marked(ANSWERS, tmp_path, packed=True, tokenizer=Letters(), unit="token")
+    tokens = [[*row, Letters.end] for row in Letters().encode(ANSWERS)]
+    stream = np.array([token for row in tokens for token in row])
+    place = 0
+    for number, row in enumerate(tokens):
+        first, count = found.sizes.first[number], found.sizes.windows[number]
+        own, mark = windows[first : first + count].ravel(), marks[first : first + count].ravel()
+        block, end = place // 16 * 16, place + len(row)  # of the trainer's windows of 16 tokens
+        assert own[own >= 0].tolist() == stream[block:end].tolist()
+        assert own[mark == SCORED].tolist() == row
+        assert (mark[: place - block] == OTHERS).all()
+        place = end
+    assert found.sizes.tokens.tolist() == list(map(len, tokens))

@@ -17,7 +17,7 @@ from memlib.audits.membership.findings import summarize
 from memlib.audits.membership.units import Copies, Pool
 from memlib.data.blind_features import id_features
 from memlib.data.subsets import TARGET, toss
-from memlib.data.text.rows import pool_rows
+from memlib.data.text.rows import OTHERS, SCORED, pool_rows
 from memlib.findings import INCONCLUSIVE, SHOWN, Findings
 from memlib.observe.token_scores import TokenScores
 from memlib.stats.shadows import log_p
@@ -162,12 +162,16 @@ def test_copies_of_members_are_equal_documents_and_those_with_common_runs_of_wor
     for place, text in enumerate(symbols):
         windows[2 * place, : len(text)] = [vocabulary.index(symbol) for symbol in text]
     content: Any = SimpleNamespace(
-        windows=windows, vocabulary=vocabulary, sizes=SimpleNamespace(windows=np.full(len(texts), 2))
+        windows=windows, vocabulary=vocabulary, marks=None, sizes=SimpleNamespace(windows=np.full(len(texts), 2))
     )  # fmt: skip
     listed, member = np.arange(len(texts)) < 5, np.array([True, True, False, False, False])
     found = copies_of(content, unit, listed, member)
     assert found.found.tolist() == [False, False, True, True, False]  # two of four runs of the fourth are the first's
     assert found.shared == 0.5
+    others = np.pad(windows[:, :-4], ((0, 0), (4, 0)), constant_values=0)  # after the end of another document
+    marks = np.where(np.arange(64) < 4, OTHERS, SCORED) * np.ones((len(windows), 1), int)
+    packed = SimpleNamespace(**{**vars(content), "windows": others, "marks": marks})
+    assert copies_of(packed, unit, listed, member).found.tolist() == found.found.tolist()  # type: ignore[arg-type]
     with patch.object(stages, "MOST_COMPARED", 10):
         found = copies_of(content, unit, listed, member)
     assert found.found.tolist() == [False, False, True, False, False]

@@ -118,3 +118,29 @@ def test_an_external_fine_tune_is_audited_with_its_owners_list_of_members(
     assert found.first("auc", attack="ratio").value > 0.75
     assert found.get("blind_auc") is not None
     assert {row.params["measure"] for row in found.all("blind_auc_by_family")} >= {"sizes", "text"}
+
+
+def test_words_of_documents_are_shown_on_request_alone_and_escaped(base: Path, tmp_path: Path) -> None:
+    letters = random.Random(1)
+    path = tmp_path / "d.jsonl"
+    lines = [f"<script>{number}</script> & {''.join(letters.choices('abcdefgh', k=20))}" for number in range(40)]
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    settings: dict[str, Any] = {
+        "data": {"source": {"kind": "jsonl", "path": str(path)}, "unit": "token", "window": 24},
+        "model": {"kind": "huggingface", "path": str(base)}, "score": {"redraws": 999, "attacks": ["ratio", "ez", "wbc", "loss"]},
+    }  # fmt: skip
+    pages = []
+    for report in ({}, {"documents": 3}):
+        manifest = body_of(AUDITS["membership"])(
+            PlainRunner(Store(str(tmp_path / "store"))), recipe_of(path, 3, report=report, **settings)
+        )
+        assert manifest is not None
+        pages.append(Path(manifest.report).read_text())
+    plain, shown = pages
+    assert "Words that carry the evidence" not in plain
+    assert "script" not in plain.partition("<body>")[2]
+    text = shown.partition("Words that carry the evidence")[2]
+    assert text.count('<p class="shaded">') == 3
+    assert "<script" not in shown
+    assert "&lt;" in text
+    assert " nats" in text
