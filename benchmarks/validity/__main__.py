@@ -29,6 +29,7 @@ MODULES = (
     "dossier",
     "look",
     "canaries",
+    "served",
 )
 
 
