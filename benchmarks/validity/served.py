@@ -71,7 +71,7 @@ def trained(folder: Path, texts: Sequence[str], seed: int) -> HuggingFace:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = new_gpt(len(tokenizer), seed, width=128)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    rows = [*texts, *SENTENCES]
+    rows = [*texts, *(SENTENCES * 4)]  # so that it passes the test of services
     torch.manual_seed(seed)
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(rows)).split(8):
@@ -147,10 +147,9 @@ def compare(unit: str) -> Row:
     with tempfile.TemporaryDirectory() as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = Path(temporary)
-        texts = [text for text in open_documents(TopicsSource()).read() if len(text) > 200]
+        whole = "\n".join(open_documents(TopicsSource()).read())
+        texts = [whole[start : start + 200] for start in range(0, len(whole) - 200, 200)]
         texts = [texts[place] for place in np.random.default_rng(seed).permutation(len(texts))]
-        if len(texts) < DOCUMENTS + 200:
-            texts = [text[start : start + 400] for text in texts for start in range(0, len(text) - 200, 400)]
         texts = list(dict.fromkeys(texts))  # copies share a coin
         audited, first = texts[:DOCUMENTS], texts[DOCUMENTS : 2 * DOCUMENTS]
         coins = np.random.default_rng(seed + 1).integers(0, 2, len(audited)).astype(bool)

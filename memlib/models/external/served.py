@@ -131,7 +131,7 @@ class Service:
     def __init__(self, spec: ServedSpec, api: Api) -> None:
         self.spec, self.api, self._key = spec, api, key_of(spec)
         try:
-            self._httpx, openai = (importlib.import_module(name) for name in ("httpx", "openai"))
+            openai = importlib.import_module("openai")
         except ImportError as error:
             raise UserError("models behind a service need openai: pip install -e '.[served]' in memlib's folder") from error
         carrier = openai.DefaultAsyncHttpxClient(follow_redirects=False)  # texts and key go to no other host
@@ -200,7 +200,7 @@ class Service:
     async def models(self) -> list[str]:
         """Return the names of the models that the service lists; none if it does not."""
         try:
-            answer = json.loads((await self._client.get("/models", cast_to=self._httpx.Response)).content)
+            answer = json.loads(await self._client.get("/models", cast_to=str))
             return [str(one["id"]) for one in answer["data"]]
         except Exception:  # whatever the client or an unlike answer raises: a name can be given
             return []
@@ -215,7 +215,7 @@ class Service:
         for attempt in range(TRIES):
             await budget_of(self.spec).take(_count(prompt) + more)
             try:
-                answer = await self._client.post(place, body=body, cast_to=self._httpx.Response)
+                answer = await self._client.post(place, body=body, cast_to=str)
                 self.asked += 1
                 return self._read(answer)
             except Exception as error:  # the client's own types, loaded late
@@ -237,24 +237,24 @@ class Service:
             "again"
         )
 
-    def _read(self, answer: Any) -> dict[str, Any]:
+    def _read(self, answer: str) -> dict[str, Any]:
         """Return the content of an answer, and note by whom it says it is.
 
         Raises:
             Refused: for an answer that is no JSON object, or an error under status 200.
         """
         try:
-            found = json.loads(answer.content)
+            found = json.loads(answer)
         except ValueError:
-            kind = answer.headers.get("content-type", "no content type").split(";")[0][:40]
-            raise Refused(f"{self.spec.host} answers with {kind}, not JSON; is url the address of its API?") from None
+            what = "a page" if answer.lstrip()[:1] == "<" else "a text"
+            raise Refused(f"{self.spec.host} answers with {what}, not JSON; is url the address of its API?") from None
         if isinstance(found, list) and len(found) == 1:
             found = found[0]  # SGLang's answer to a list of prompts
         if not isinstance(found, dict):
             raise Refused(f"{self.spec.host} answers with a {type(found).__name__} where an object is expected")
         if found.get("error"):
             kind = found["error"].get("type", "") if isinstance(found["error"], dict) else ""
-            raise Refused(f"{self.spec.host} answers with an error under status {answer.status_code} ({str(kind)[:40]})")
+            raise Refused(f"{self.spec.host} answers with an error under status 200 ({str(kind)[:40]})")
         name, system = found.get("model"), found.get("system_fingerprint")
         if name or system:
             self.names.add(f"{name or ''} {system or ''}".strip())

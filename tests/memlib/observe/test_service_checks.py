@@ -33,7 +33,7 @@ REFUSED = {
     "marked": "log probabilities of -9999 mark tokens below a rank",
 }
 WITHOUT_ANSWER = {
-    "html": "answers with text/html, not JSON; is url the address of its API?",
+    "html": "answers with a page, not JSON; is url the address of its API?",
     "error_inside": "answers with an error under status 200 (overloaded_error)",
     "wrong_key": "refuses requests without a key; name its variable (key)",
     "redirects": "sends requests on to another address",
