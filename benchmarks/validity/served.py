@@ -97,7 +97,7 @@ def compute(unit: str) -> Row:
         seen = folder / ("own" if kind == "plant" else "other")
         inserted = [one.text for one, inside in zip(read_documents(seen), read_coins(seen).inside, strict=True) if inside]
         model = trained(folder / "model", inserted, seed)
-        with serving(model, level=level) as part:
+        with serving(model, level=level, begins=False) as part:  # texts were trained on without a token before
             recipe = {"audit": "canaries", "canaries": str(folder / "own"), "service": part}
             run = memlib.run(recipe, store=str(folder / "store"), quiet=True)
         head = Findings.of_run(run.record).head

@@ -16,6 +16,7 @@ says what is special about it:
 RUN stands for the run that a command named last: one that is requested again is not published again.
 """
 
+import contextlib
 import json
 import lzma
 import os
@@ -217,7 +218,17 @@ def make_language_model(folder: Path) -> None:
     (folder / "train.jsonl").write_text("".join(json.dumps({"text": f"{part}."}) + "\n" for part in TEXT.split(". ") * 10))
 
 
-MAKERS: dict[str, Callable[[Path], None]] = {"photos": make_photos, "run": make_run, "language model": make_language_model}
+def start_service(folder: Path) -> None:
+    """Serve a small model until this process ends, where the documents say."""
+    from small_service import serving
+
+    _open.enter_context(serving(port=8321))
+
+
+_open = contextlib.ExitStack()
+MAKERS: dict[str, Callable[[Path], None]] = {
+    "photos": make_photos, "run": make_run, "language model": make_language_model, "service": start_service,
+}  # fmt: skip
 SOURCES = {
     "data": "",
     "tiny-imagenet-50.tar.xz": "tiny-imagenet-50.tar.xz",

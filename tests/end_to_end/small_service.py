@@ -59,10 +59,10 @@ class Characters:
 
 
 @contextlib.contextmanager
-def serving(texts: Sequence[str] = (), **settings: Any) -> Iterator[tuple[Served, dict[str, Any]]]:
+def serving(texts: Sequence[str] = (), *, port: int = 0, **settings: Any) -> Iterator[tuple[Served, dict[str, Any]]]:
     """Serve a model of the sentences of the test and further texts; yield the server, and the recipe's part on it."""
     served = Served(Characters([*SENTENCES, *texts]), **settings)  # type: ignore[arg-type]
-    server = uvicorn.Server(uvicorn.Config(app_of(served), host="127.0.0.1", port=0, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app_of(served), host="127.0.0.1", port=port, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

@@ -31,13 +31,20 @@ READ_LATER = {
 """Sources that no shipped recipe has: each a shipped recipe and its settings."""
 PINS = Path(__file__).with_name("keys.json")
 NOT_FOLLOWED = {
+    "ask_documents": "a service is asked, of which no recipe is shipped",
+    "check_service": "as ask_documents",
     "decode_block": "data are stand-ins, which are decoded whole",
+    "join_answers": "as ask_documents",
+    "join_costs": "as ask_documents",
+    "join_scores": "as ask_documents",
     "read_losses": "canaries are files of coins and losses, of which no recipe is shipped",
     "report_canaries": "as read_losses",
     "score_canaries": "as read_losses",
     "read_columns": "no shipped recipe names a subgroup or hidden columns",
     "score_dossier": "the cells of dossiers are followed, each by itself",
     "score_setting": "a part of score",
+    "secret/ask_canaries": "as ask_documents",
+    "secret/ask_candidates": "as ask_documents",
     "score_sweep": "the cells of sweeps are followed, each by itself",
     "train_own": "no shipped recipe has the architecture of an external model",
     "train_subset": "a part of train_subsets",
