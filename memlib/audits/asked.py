@@ -1,4 +1,4 @@
-"""What an audit states of a service that it asked: noise beside the scores, changes, and attacks that it does not allow."""
+"""Findings and page sections on a service: its noise beside the scores, changes, and attacks that it does not allow."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

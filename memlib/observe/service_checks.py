@@ -56,7 +56,7 @@ ANSWER = 12  # tokens of an answer to a sentence
 
 @dataclass(frozen=True)
 class ServiceCheck:
-    """What a service can be asked, and how its test ended."""
+    """The result of a test of a service: the level of access that it gives, and problems."""
 
     level: Level
     api: Api

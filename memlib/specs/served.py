@@ -78,5 +78,5 @@ class ServedSpec(Spec):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What determines the answers, as plain JSON."""
+        """The fields that determine the answers, as plain JSON."""
         return self.model_dump(mode="json", exclude=set(UNKEYED))

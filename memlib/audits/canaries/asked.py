@@ -237,7 +237,7 @@ def documents_of(folder: str) -> list[CanaryDocument]:
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked for all canaries."""
+    """The answers of services about all canaries."""
 
     service: ServedSpec  #: the service of the trained model, as it was asked.
     parts: tuple[Artifact[Answers], ...]  #: answers of the trained model.

@@ -32,7 +32,7 @@ class PrivacySpec(Spec):
 
 
 class AnswersSpec(Spec):
-    """How a service is asked for canaries, where it scores no given text: their beginnings are sent, and what it answers is
+    """Requests for canaries to a service that does not score given texts: their beginnings are sent, and its answers are
     compared with their endings."""
 
     known: float = Field(default=0.5, gt=0, lt=1)

@@ -158,7 +158,7 @@ class Recipe(Spec):
     """Training of the model. checkpoint_epochs, checkpoint_steps: epochs and steps at which exposure is measured as well;
     patience: early stopping, with the weights of the lowest validation loss."""
     trained: AuditedSequenceSpec | None = None
-    """An external model, instead of model and training, in a folder, of one's own code or behind a service; canaries.file
+    """An external model, instead of model and training, in a folder, in code of yours or behind a service; canaries.file
     lists the secrets that it saw. Its loss is measured on the text (data)."""
     quantize: bool = False
     """Quantize each tensor of trained weights to 256 values before the model is queried (Carlini 2019, 9.1)."""

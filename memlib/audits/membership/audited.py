@@ -122,7 +122,7 @@ class Audited:
 
     @property
     def service(self) -> Finding | None:
-        """What was asked of a service; None of a model at hand."""
+        """The finding on the service that was asked; None for a model at hand."""
         return None
 
     @property

@@ -39,7 +39,7 @@ LOSSES = Table(
 
 @dataclass(frozen=True)
 class Served:
-    """What is known of a service that was asked for canaries, and of its answers."""
+    """A service that was asked for canaries, and its answers."""
 
     host: str  #: host, model: where it is, and its name there.
     model: str

@@ -113,7 +113,7 @@ def budget_of(spec: ServedSpec) -> Budget:
 
 
 def renew_budget(spec: ServedSpec) -> None:
-    """Begin to count requests and tokens anew, for another run."""
+    """Reset the counts of requests and tokens, for another run."""
     _BUDGETS.pop(spec.model_dump_json(), None)
 
 

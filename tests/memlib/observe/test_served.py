@@ -101,7 +101,7 @@ def test_nothing_is_asked_without_consent(tmp_path: Path) -> None:
         assert served.requests == 0
 
 
-def test_a_service_that_fails_its_test_leaves_no_artifact_and_is_tested_anew(tmp_path: Path) -> None:
+def test_a_service_that_fails_its_test_leaves_no_artifact_and_is_tested_again(tmp_path: Path) -> None:
     runner = PlainRunner(Store(str(tmp_path / "store")))
     with serving(trap="zeros") as (served, part):
         stage = CheckService(ServedSpec.model_validate(part))
@@ -114,7 +114,7 @@ def test_a_service_that_fails_its_test_leaves_no_artifact_and_is_tested_anew(tmp
         assert runner.run(CheckService(stage.service, before)).content.changed == ""
 
 
-def test_what_is_sent_where_is_said_first_with_its_price() -> None:
+def test_texts_host_requests_and_price_are_announced() -> None:
     said: list[str] = []
     spec = ServedSpec.model_validate(
         {"kind": "served", "url": "https://host/v1", "model": "m", "price_per_million_tokens": 2.5, "requests": 100}

@@ -83,7 +83,7 @@ def test_a_bad_instrument_has_a_problem_that_names_it(service: tuple[Served, dic
 
 
 @pytest.mark.parametrize(("trap", "said"), WITHOUT_ANSWER.items())
-def test_a_service_without_usable_answers_is_refused_in_a_line(
+def test_a_service_without_usable_answers_is_refused_with_one_line(
     service: tuple[Served, dict[str, Any]], trap: str, said: str
 ) -> None:
     with pytest.raises(RunError) as refusal:
@@ -101,7 +101,7 @@ def test_other_traps_are_survived(service: tuple[Served, dict[str, Any]], trap: 
 
 
 @pytest.mark.parametrize(("trap", "level"), BY_TEXT.items())
-def test_a_service_that_scores_no_prompt_is_used_for_its_texts_and_why_is_said(
+def test_the_texts_of_a_service_that_does_not_score_prompts_are_used_with_a_remark(
     service: tuple[Served, dict[str, Any]], trap: str, level: str
 ) -> None:
     found = asked(service, trap=trap)
@@ -131,7 +131,7 @@ def test_a_model_that_changes_during_the_test_or_after_it_is_noticed(service: tu
     assert check_service(spec).problems
 
 
-def test_noise_is_measured_and_what_is_below_it_is_no_problem(service: tuple[Served, dict[str, Any]]) -> None:
+def test_noise_is_measured_and_smaller_differences_pass(service: tuple[Served, dict[str, Any]]) -> None:
     service[0].noise = 0.1
     try:
         found = asked(service)

@@ -128,7 +128,7 @@ class DocumentsAudited(Audited):
 
     @property
     def service(self) -> Finding | None:
-        """What was asked of a service; None of a model at hand."""
+        """The finding on the service that was asked; None for a model at hand."""
         if not self.checks:
             return None
         trained: Any = self.recipe.target.trained

@@ -77,7 +77,7 @@ class StoredDocuments:
 
     @property
     def marks(self) -> NDArray[np.uint8] | None:
-        """What each symbol of the windows is, memory-mapped, see `memlib.data.text.rows`; None if all are scored."""
+        """Marks of the symbols that are scored, memory-mapped, see `memlib.data.text.rows`; None if all are."""
         return read_images(self._artifact.path(MARKS)) if MARKS in self._artifact.files else None
 
     @cached_property

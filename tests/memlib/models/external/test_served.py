@@ -29,14 +29,14 @@ def spec(**changes: Any) -> ServedSpec:
         ("host/v1", "give an address such as"),
     ],
 )
-def test_addresses_that_are_none_or_not_safe_are_refused(url: str, said: str) -> None:
+def test_invalid_and_unsafe_addresses_are_refused(url: str, said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         spec(url=url)
     assert spec(url="http://localhost:8000/v1").host == "localhost:8000"
     assert spec(url="http://host/v1", insecure=True).host == "host"
 
 
-def test_limits_key_and_price_are_no_part_of_the_identity() -> None:
+def test_the_identity_leaves_out_limits_key_and_price() -> None:
     assert spec(key="K", sends=True, requests=5, together=9, price_per_million_tokens=2.0).identity == spec().identity
     assert spec(version="2").identity != spec().identity != spec(model="n").identity
 
@@ -73,7 +73,7 @@ def test_the_key_goes_to_the_service_and_into_no_message(monkeypatch: pytest.Mon
             assert refusal.value.__context__ is None or refusal.value.__suppress_context__
 
 
-def test_a_service_that_is_not_there_is_named_after_a_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_service_is_reported_after_a_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memlib.models.external.served.LONGEST_WAIT", 0.001)
 
     async def ask() -> Any:
