@@ -32,9 +32,9 @@ PARTS = {  # beginnings of the names of parts of `make validity`, by page
     "captions": ("captions", "declared-captions"),
     "unique-feature": ("unique-feature", "own-model"),
     "forgetting": ("forgetting", "declared-data-sets"),
-    "membership": ("membership", "declared-members", "declared-coins", "declared-documents", "look"),
+    "membership": ("membership", "declared-members", "declared-coins", "declared-documents", "documents-attacks", "look"),
     "exposure": ("exposure",),
-    "all": ("words", "gate", "sweep-trends", "stated-power", "dossier", "canaries"),
+    "all": ("words", "gate", "sweep-trends", "stated-power", "dossier", "canaries", "served"),
 }
 FRONT = "---\nnosearch: true\norphan: true\n---\n"  # a search for a common word should find what explains it
 FORMER = re.compile(r"\bbefore\b|unadjusted|pooled")  # rates of former rules, which stand beside today's
