@@ -47,6 +47,8 @@ REDUCED: dict[str, dict[str, Any]] = {  # repetitions and sizes within a unit, w
     },
     "sweep-trends": {"sweeps.SWEEPS": 20}, "stated-power": {"power.WORLDS": 4}, "deja-vu-designs": {"deja_vu.DESIGNED": 400}, "persons-views": {"persons.VIEW_DRAWS": 400}, "forgetting-forests": {"forests.FORESTS": 1}, "forgetting-innocent": {"forgetting.REDRAWS": 10},
     "look": {"look.BATCH": 2}, "canaries-looks": {"canaries.BATCH": 4},
+    "documents-attacks": {"fine_tunes.MOST_DOCUMENTS": 480, "fine_tunes.PRETRAINED": 1}, "served-canaries": {"served.CANARIES": 24},
+    "served-scores": {"served.DOCUMENTS": 60},
 }  # fmt: skip
 
 
