@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from memlib.findings import Finding, Findings, diagnostic
-from memlib.observe.service_checks import HOW_TESTED, LEVELS, Level, ServiceCheck
+from memlib.observe.service_checks import HOW_TESTED, HOW_TESTED_BY_TEXT, LEVELS, Level, ServiceCheck
 from memlib.pipeline.stage import AnyArtifact
 from memlib.report.page import Section, TableView, facts_table
 from memlib.specs import ServedSpec
@@ -110,6 +110,5 @@ def service_section(findings: Findings, attacks: Mapping[str, str], more: Mappin
         facts["difference between equal requests"] = f"{params['noise']:.2g} nats a token"
         facts["standard deviation of the scores"] = f"{params['spread']:.2g} nats a token"
     cells = list(attacks.items())
-    return Section(
-        "The service", HOW_TESTED, facts_table({**facts, **(more or {})}), TableView(("attack", ""), cells, data=[row])
-    )
+    how = HOW_TESTED if params["level"] == "scores" else HOW_TESTED_BY_TEXT
+    return Section("The service", how, facts_table({**facts, **(more or {})}), TableView(("attack", ""), cells, data=[row]))

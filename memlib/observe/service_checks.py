@@ -30,6 +30,10 @@ HOW_TESTED = (
     "Before and after the audit, a dozen public sentences were asked for: twice, in another order, in parts and with their "
     "words shuffled. Only a service whose numbers mean what they should is used."
 )
+HOW_TESTED_BY_TEXT = (
+    "Before and after the audit, the beginnings of public sentences were sent twice; a service that answers nothing, or "
+    "alike to all of them, is not used."
+)
 SENTENCES = (
     "The train to the coast leaves every morning at half past seven.",
     "She put the letter on the kitchen table and went out for a walk.",

@@ -20,6 +20,10 @@ _MEANING = (
     "The training learns single examples by heart: whoever can query the model with likelihoods can tell random texts or "
     "pictures that it was trained on from those that it was not."
 )
+_MEANING_BY_TEXT = (
+    "The training learns single examples by heart: whoever can ask the model to continue a text can tell random texts that "
+    "it was trained on from those that it was not."
+)
 _SHOWN = "Train for fewer steps or at a lower rate, deduplicate, or train with differential privacy, and audit again."
 
 
@@ -32,7 +36,7 @@ def compose(recipe: Recipe, looks: pa.Table, summary: pa.Table, curves: pa.Table
     findings, points = Findings.read(summary), curves.to_pylist()
     word = findings.verdict.word
     return Content(
-        meaning=meaning_of(word, shown=_MEANING, bounded=""),
+        meaning=meaning_of(word, shown=_MEANING_BY_TEXT if findings.head.params.get("draws") else _MEANING, bounded=""),
         advice=advice_of(word, shown=_SHOWN),
         limits=NOT_SHOWN,
         terms=("canary", "AUC", "epsilon"),
