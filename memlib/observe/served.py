@@ -116,8 +116,8 @@ def announce(runner: Runner, service: ServedSpec, what: str, *, requests: int, t
     cost = service.price_per_million_tokens
     price = "" if cost is None else f", {cost * tokens / 1e6:,.2f} at the price per token"
     runner.warn(
-        f"sent to {service.host} ({service.model}): {what}; at most about {count_of(requests + CHECKS, 'request')} and "
-        f"{tokens:,} tokens{price}"
+        f"sent to {service.host} ({service.model}), unless the store has the answers: {what}; at most about "
+        f"{count_of(requests + CHECKS, 'request')} and {tokens:,} tokens{price}"
     )
     for name, needed in (("requests", requests), ("tokens", tokens)):
         most = getattr(service, name)

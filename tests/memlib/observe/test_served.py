@@ -121,7 +121,8 @@ def test_texts_host_requests_and_price_are_announced() -> None:
     )
     announce(SimpleNamespace(warn=said.append), spec, "500 canaries", requests=2000, tokens=100_000)  # type: ignore[arg-type]
     assert said == [
-        "sent to host (m): 500 canaries; at most about 2,060 requests and 100,000 tokens, 0.25 at the price per token",
+        "sent to host (m), unless the store has the answers: 500 canaries; at most about 2,060 requests and 100,000 tokens, "
+        "0.25 at the price per token",
         "the service's requests allow 100, and the audit needs about 2,000: it would stop there",
     ]
 
