@@ -12,11 +12,21 @@ from memlib.specs import ServedSpec
 NOTICED = 0.1  # of the spread of scores, from which on noise is stated
 SERVICE = "service"
 VOID = "The service's answers decide nothing."
-CARRIED_OUT, NOT_POSSIBLE = "carried out", "not possible with this access"
+CARRIED_OUT, NOT_POSSIBLE, NOT_ASKED = "carried out", "not possible with this access", "not asked for"
 
 
 def service_row(
-    *, host: str, model: str, level: Level, requests: int, noise: float, spread: float, changed: str, when: str, n: int
+    *,
+    host: str,
+    model: str,
+    level: Level,
+    requests: int,
+    noise: float,
+    spread: float,
+    changed: str,
+    when: str,
+    n: int,
+    forced: bool = False,
 ) -> Finding:
     """Return the finding on a service.
 
@@ -28,8 +38,11 @@ def service_row(
         changed: how the model changed during the audit; "" if it did not.
         when: date of its test before.
         n: number of units.
+        forced: whether generated text alone was asked for, whatever the service gives.
     """
     params: dict[str, Any] = {"host": host, "served": model, "level": level, "requests": requests, "when": when}
+    if forced:
+        params["forced"] = True
     if level == "scores":
         params |= {"noise": noise, "spread": spread}
     if void := void_of(noise, spread, changed):
@@ -54,8 +67,19 @@ def row_of(
         host=service.host, model=service.model, level=checks[0].level, spread=spread, n=n,
         requests=sum(check.asked for check in checks) + sum(part.facts.get("requests", 0) for part in answers),
         noise=max(check.noise_of_texts for check in checks) if checks[0].level == "scores" else 0.0,
-        changed=next((check.changed for check in checks if check.changed), ""), when=checks[0].when,
+        changed=changed_in(checks, answers), when=checks[0].when, forced=service.level == "text",
     )  # fmt: skip
+
+
+def changed_in(checks: Sequence[ServiceCheck], answers: Sequence[AnyArtifact]) -> str:
+    """Return how the model changed during the audit, by its tests and by its names in all answers; "" if it did not."""
+    if said := next((check.changed for check in checks if check.changed), ""):
+        return said
+    known = {name for check in checks for name in check.names}
+    others = {name for part in answers for name in part.facts.get("names", ())} - known
+    return (
+        f"some answers are by {', '.join(sorted(others))}, and not by {', '.join(sorted(known))}" if known and others else ""
+    )
 
 
 def void_of(noise: float, spread: float, changed: str) -> str:
@@ -65,14 +89,16 @@ def void_of(noise: float, spread: float, changed: str) -> str:
         noise, spread, changed: as in `service_row`.
 
     Example:
-        >>> void_of(0.0, 0.0, ""), void_of(1e-5, 0.3, "")
-        ('', '')
+        >>> void_of(1e-5, 0.3, ""), void_of(0.0, 0.0, "")
+        ('', 'All scores are alike.')
         >>> void_of(0.4, 0.3, "")
         'The scores vary by 0.3 nats a token, no more than equal requests to the service do (0.4).'
     """
     if changed:
         return f"The service changed during the audit: {changed}."
-    if noise >= spread and noise > 0:
+    if not spread > 0:
+        return "All scores are alike."
+    if noise >= spread:
         return f"The scores vary by {spread:.2g} nats a token, no more than equal requests to the service do ({noise:.2g})."
     return ""
 
@@ -103,7 +129,8 @@ def service_section(findings: Findings, attacks: Mapping[str, str], more: Mappin
         return None
     params = row.params
     facts = {
-        "service": f"{params['served']} at {params['host']}", "gives": LEVELS[params["level"]],
+        "service": f"{params['served']} at {params['host']}",
+        "gives": "it was asked for generated text alone" if params.get("forced") else LEVELS[params["level"]],
         "requests": f"{params['requests']:,}, with its test before and after, from {params['when']} on",
     }  # fmt: skip
     if "noise" in params:

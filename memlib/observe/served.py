@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.errors import RunError
-from memlib.identity import canonical_json, file_digest
+from memlib.identity import canonical_json, derive_seed, file_digest
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import UNKEYED, AnyArtifact, Artifact, Runner, Stage
 from memlib.sanitize import count_of
@@ -36,6 +36,7 @@ CHECK_FILE, ANSWERS_FILE = "check.json", "answers.npz"
 PART = 200  # texts that are asked for together, and commit together
 CHECKS = 60  # requests of both tests together, about
 CHARACTERS = 4  # a token, about
+REQUESTS = "requests"  # name of their number among recorded answers
 
 Answer = Mapping[str, NDArray[Any]]
 """What is kept of the answers to one text, by name."""
@@ -50,6 +51,7 @@ class CheckService(Stage["ServiceCheck"]):
     title: ClassVar[str] = "test the service"
 
     service: ServedSpec = field(metadata=UNKEYED)
+    about: str  #: digest of what the audit asks: each tests the service itself.
     before: Artifact[ServiceCheck] | None = None  #: the test before the audit; None if this is it.
     answers: tuple[AnyArtifact, ...] = ()  #: what was asked since.
 
@@ -60,8 +62,8 @@ class CheckService(Stage["ServiceCheck"]):
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The service."""
-        return {"service": self.service.identity}
+        """The service, and what the audit asks."""
+        return {"service": self.service.identity, "about": self.about}
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -96,6 +98,23 @@ class CheckService(Stage["ServiceCheck"]):
         """State what can be asked of the service, and remarks."""
         found = artifact.content
         return [found.said, *found.remarks, *([found.changed] if found.changed else [])]
+
+
+def order_of(count: int) -> NDArray[np.int64]:
+    """Return the order in which texts are asked for, (count,): a random one, so that no side of a comparison comes first."""
+    return np.random.default_rng(derive_seed(0, "order of texts", count)).permutation(count)
+
+
+def require_scores(check: ServiceCheck, what: str, *, instead: str = "") -> None:
+    """Raise RunError, before any text is sent, for a service that does not score given texts.
+
+    Args:
+        what: what needs scores, as the beginning of a sentence.
+        instead: a sentence on what can be asked instead.
+    """
+    if check.level != "scores":
+        why = "; ".join(check.remarks) or check.said.rstrip(".")
+        raise RunError(f"{what} log probabilities of given texts: {why}{f'. {instead}' if instead else ''}")
 
 
 def files_of(service: ServedSpec) -> dict[str, str]:
@@ -156,8 +175,8 @@ def ask(
     check_consent(service)
     attempt.resumes = True
     with scratch("answers") as folder:
-        found = _read(folder / ANSWERS_FILE) if states.load(attempt.ref.key, folder) else {}
-        kept = _Kept(found, folder, lambda count: states.save(attempt.ref.key, count, folder))
+        found, asked = _read(folder / ANSWERS_FILE) if states.load(attempt.ref.key, folder) else ({}, 0)
+        kept = _Kept(found, asked, folder, lambda count: states.save(attempt.ref.key, count, folder))
         missing = {name: prompt for name, prompt in prompts.items() if name not in found}
         asyncio.run(_ask_all(replace_api(service, check), missing, work, kept, attempt, len(prompts)))
     return {name: kept.answers[name] for name in prompts}
@@ -166,28 +185,31 @@ def ask(
 class _Kept:
     """Answers, which are recorded as they come."""
 
-    def __init__(self, answers: dict[str, Answer], folder: Path, save: Callable[[int], None]) -> None:
-        self.answers, self._folder, self._save = answers, folder, save
+    def __init__(self, answers: dict[str, Answer], asked: int, folder: Path, save: Callable[[int], None]) -> None:
+        self.answers, self.asked, self._folder, self._save = answers, asked, folder, save
         self._lock, self._saved = asyncio.Lock(), len(answers)
 
-    async def add(self, name: str, answer: Answer) -> None:
-        """Add an answer, and return once it is recorded."""
+    async def add(self, name: str, answer: Answer, asked: int) -> None:
+        """Add an answer, and return once it is recorded, with the number of requests so far."""
         self.answers[name] = answer
         async with self._lock:
             if self._saved < len(self.answers):
                 self._saved = len(self.answers)
                 flat = {f"{one}/{part}": values for one, kept in self.answers.items() for part, values in kept.items()}
+                flat[REQUESTS] = np.array(self.asked + asked)
                 np.savez(self._folder / ANSWERS_FILE, allow_pickle=False, **flat)
                 self._save(self._saved)
 
 
-def _read(path: Path) -> dict[str, Answer]:
+def _read(path: Path) -> tuple[dict[str, Answer], int]:
+    """Return the answers that were recorded, and the number of requests for them."""
     found: dict[str, dict[str, NDArray[Any]]] = {}
     with np.load(path, allow_pickle=False) as arrays:
         for place in arrays.files:
             name, _, part = place.rpartition("/")
-            found.setdefault(name, {})[part] = arrays[place]
-    return dict(found)
+            if place != REQUESTS:
+                found.setdefault(name, {})[part] = arrays[place]
+        return dict(found), int(arrays[REQUESTS])
 
 
 async def _ask_all(
@@ -205,7 +227,7 @@ async def _ask_all(
 
     async def worker(service: Service) -> None:
         for name, prompt in waiting:
-            await kept.add(name, await work(service, prompt))
+            await kept.add(name, await work(service, prompt), service.asked)
             attempt.progress(len(kept.answers), total)
 
     async with Service(spec, spec.api) as service:
@@ -216,4 +238,4 @@ async def _ask_all(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        attempt.facts |= {"requests": service.asked, "names": sorted(service.names)}
+        attempt.facts |= {"requests": kept.asked + service.asked, "names": sorted(service.names)}

@@ -5,6 +5,7 @@ in a line; the largest difference between equal requests is the noise of the ser
 """
 
 import asyncio
+import hashlib
 import math
 import random
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.errors import RunError, UserError
-from memlib.models.external.served import APIS, GENERATED_ALONE, Api, Generated, Refused, Scored, Service
+from memlib.models.external.served import APIS, GENERATED_ALONE, MARKER, Api, Generated, Refused, Scored, Service
 from memlib.specs import ServedSpec
 
 Level = Literal["scores", "probabilities", "text"]
@@ -49,9 +50,9 @@ SENTENCES = (
     "In the evening they listened to the radio and played a game of cards.",
 )
 FEWEST_SENTENCES = 8
-MARKER = -9000.0  # nats; services mark tokens below their ranks by -9999
 REPEATED = 0.5  # nats a token by which equal requests may differ; more is no measurement
 REMARKED = 0.05
+UNLIKE = 0.25  # of the answers may be others after an audit, beyond those that differ at once
 PART = 0.01  # nats a token by which a part may score otherwise as the start of a longer text, whatever the noise
 WORSE = 10 / 12  # of the sentences score worse with their words shuffled
 SLACK = 1e-3  # of sums of probabilities
@@ -70,6 +71,7 @@ class ServiceCheck:
     noise_of_texts: float = 0.0  #: the same of the mean log probability of a text; of answers, the share that differ.
     names: tuple[str, ...] = ()  #: the model's names in the answers.
     sums: tuple[float, ...] = ()  #: mean log probability of each sentence.
+    answers: tuple[str, ...] = ()  #: digests of answers at temperature 0, where texts are generated.
     asked: int = 0  #: number of requests.
     when: str = ""  #: date of the test, in UTC.
     changed: str = ""  #: how the model differs from what it was before the audit; "" if it does not.
@@ -140,7 +142,14 @@ def _changed(before: ServiceCheck, after: ServiceCheck) -> str:
     if after.problems:
         return f"after the audit, {after.problems[0]}"
     if before.level != "scores":
-        return ""
+        pairs = list(zip(before.answers, after.answers, strict=True))
+        unlike = float(np.mean([one != other for one, other in pairs])) if pairs else 0.0
+        usual = max(before.noise_of_texts, after.noise_of_texts)
+        if unlike <= usual + UNLIKE:
+            return ""
+        return (
+            f"{unlike:.0%} of answers at temperature 0 are others after the audit; of those asked twice at once, {usual:.0%}"
+        )
     apart = float(np.abs(np.array(before.sums) - np.array(after.sums)).max())
     most = max(PART, 5 * max(before.noise_of_texts, after.noise_of_texts))
     if apart > most:
@@ -151,6 +160,7 @@ def _changed(before: ServiceCheck, after: ServiceCheck) -> str:
 async def _check(spec: ServedSpec, sentences: Sequence[str]) -> ServiceCheck:
     shapes: Sequence[Api] = APIS if spec.api == "auto" else (spec.api,)
     reasons: list[str] = []
+    spent = 0
     if spec.level == "auto":
         for api in shapes:
             async with Service(spec, api) as service:
@@ -158,21 +168,25 @@ async def _check(spec: ServedSpec, sentences: Sequence[str]) -> ServiceCheck:
                     first = await service.score(sentences[0])
                 except Refused as error:
                     reasons.append(str(error))
+                    spent += service.asked
                     continue
                 unlike = unlike_text(first, sentences[0])
                 if unlike == GENERATED_ALONE:
                     reasons.append(unlike)
+                    spent += service.asked
                     continue
-                return await _check_scores(service, sentences)
+                found = await _check_scores(service, sentences)
+                return replace(found, asked=found.asked + spent)
     for api in shapes:
         async with Service(spec, api) as service:
             try:
                 found = await _check_answers(service, sentences)
             except Refused as error:
                 reasons.append(str(error))
+                spent += service.asked
                 continue
             why = GENERATED_ALONE if GENERATED_ALONE in reasons else "; ".join(reasons[:1])
-            return replace(found, remarks=((why, *found.remarks) if why else found.remarks))
+            return replace(found, remarks=((why, *found.remarks) if why else found.remarks), asked=found.asked + spent)
     raise RunError(reasons[0] if reasons else f"{spec.host} cannot be asked")
 
 
@@ -204,7 +218,7 @@ async def _check_scores(service: Service, sentences: Sequence[str]) -> ServiceCh
     once = [await service.score(one) for one in sentences]
     whole = await service.score(long)
     order = random.Random(0).sample(range(len(sentences)), len(sentences))
-    again = {place: await service.score(sentences[place]) for place in order}
+    again = dict(zip(order, await _together(service, [sentences[place] for place in order]), strict=True))
     shuffled = [await service.score(_shuffled(one)) for one in sentences]
     warm = await service.score(sentences[0], temperature=0.5)
     noise, of_texts = _noise(once, [again[place] for place in range(len(sentences))])
@@ -223,8 +237,19 @@ async def _check_scores(service: Service, sentences: Sequence[str]) -> ServiceCh
         remarks.append("the probabilities depend on the temperature, which is 1 in this audit")
     return ServiceCheck(
         "scores", service.api, (problem,) if problem else (), tuple(remarks), noise, of_texts, tuple(sorted(service.names)),
-        tuple(mean_log_p(one) for one in once), service.asked,
+        tuple(mean_log_p(one) for one in once), (), service.asked,
     )  # fmt: skip
+
+
+async def _together(service: Service, texts: Sequence[str]) -> list[Scored]:
+    """Score texts as an audit does, with as many requests under way."""
+    free = asyncio.Semaphore(service.spec.together)
+
+    async def one(text: str) -> Scored:
+        async with free:
+            return await service.score(text)
+
+    return list(await asyncio.gather(*map(one, texts)))
 
 
 def mean_log_p(scored: Scored) -> float:
@@ -320,5 +345,6 @@ async def _check_answers(service: Service, sentences: Sequence[str]) -> ServiceC
     remarks = (f"{differ:.0%} of answers differ when asked again at temperature 0",) if differ else ()
     return ServiceCheck(
         "probabilities" if has_p else "text", service.api, (problem,) if problem else (), remarks, 0.0, differ,
-        tuple(sorted(service.names)), (), service.asked,
+        tuple(sorted(service.names)), (), tuple(hashlib.sha256(one.text.encode()).hexdigest()[:16] for one in first),
+        service.asked,
     )  # fmt: skip

@@ -1,5 +1,6 @@
 """Spec of a language model behind an HTTP service."""
 
+import re
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -7,6 +8,7 @@ from pydantic import Field, model_validator
 
 from memlib.specs.base import MOST_DRAWS, MOST_NUMBER, Spec
 
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|[0-9A-Fa-f:]+")
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 UNKEYED = frozenset(
     {"key", "sends", "insecure", "sentences", "requests_per_minute", "tokens_per_minute", "requests", "tokens", "timeout",
@@ -60,8 +62,12 @@ class ServedSpec(Spec):
 
     @model_validator(mode="after")
     def _is_safe(self) -> "ServedSpec":
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            is_one = parts.scheme in ("http", "https") and bool(HOST.fullmatch(parts.hostname or "")) and parts.port != 0
+        except ValueError:  # of a port or brackets
+            is_one = False
+        if not is_one:
             raise ValueError(f"url is {self.url!r}; give an address such as https://host/v1")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError(

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlib.audits.asked import changed_in
 from memlib.audits.canaries.recipe import AnswersSpec, Recipe
 from memlib.audits.canaries.stages import keep, kept, pseudonym
 from memlib.data.canaries.documents import ALL_FILE, CanaryDocument, digest_of, read_documents
@@ -22,7 +23,7 @@ from memlib.data.canaries.pictures import is_of_pictures
 from memlib.data.canaries.plan import read_coins, read_plan
 from memlib.errors import RunError, UserError
 from memlib.identity import file_digest
-from memlib.observe.served import ANSWERS_FILE, CheckService, announce, ask, parts_of
+from memlib.observe.served import ANSWERS_FILE, CheckService, announce, ask, parts_of, require_scores
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import UNKEYED, Artifact, Runner, Stage
 from memlib.sanitize import count_of
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 Answers = Mapping[str, NDArray[Any]]
 TRAINED_STEP = 1
+BY_TEXT = "Generated text alone is audited with the coins, without base (memlib canaries audit --url)"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class AskCanaries(Stage[Answers]):
     service: ServedSpec = field(metadata=UNKEYED)
     check: Artifact[ServiceCheck]  #: the test of the service.
     how: AnswersSpec
+    needs_scores: bool = field(metadata=UNKEYED)  #: whether only likelihoods will do.
     first: int  #: first, last: places of the canaries in all.jsonl, the last exclusive.
     last: int
 
@@ -75,6 +78,8 @@ class AskCanaries(Stage[Answers]):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write what the service says of each canary."""
+        if self.needs_scores:
+            require_scores(self.check.content, "losses need", instead=BY_TEXT)
         check, some = self.check.content, documents_of(self.canaries)[self.first : self.last]
         prompts = {str(self.first + place): one for place, one in enumerate(some)}
         states = self.check.store.resume
@@ -183,8 +188,6 @@ class JoinAnswers(Stage[Recorded]):
         coins, documents = read_coins(Path(self.canaries)), documents_of(self.canaries)
         names = [pseudonym(one.canary, coins) for one in documents]
         checks = [check.content for check in self.checks]
-        if self.base and any(check.level != "scores" for check in checks):
-            raise UserError("base is compared by log probabilities, which one of the services does not give; leave base out")
         tables = [_losses(names, self.parts, TRAINED_STEP), *([_losses(names, self.base, BASE_STEP)] if self.base else [])]
         endings = [part.content["endings"] for part in self.parts if "endings" in part.content]
         whole = np.concatenate(endings)[:, :, 2].sum(axis=1).astype(int).tolist() if endings else []
@@ -192,7 +195,7 @@ class JoinAnswers(Stage[Recorded]):
             host=self.service.host, model=self.service.model, level=checks[0].level, said=checks[0].said,
             requests=sum(check.asked for check in checks) + sum(part.facts["requests"] for part in (*self.parts, *self.base)),
             noise=max(check.noise_of_texts for check in checks) if checks[0].level == "scores" else 0.0,
-            changed=next((check.changed for check in checks if check.changed), ""), when=checks[0].when,
+            changed=changed_in(checks, [*self.parts, *self.base]), when=checks[0].when, forced=self.service.level == "text",
             remarks=tuple(dict.fromkeys(remark for check in checks for remark in check.remarks)),
             draws=endings[0].shape[1] if endings else 0, returned=dict(zip(names, whole, strict=True)) if whole else {},
         )  # fmt: skip
@@ -260,19 +263,15 @@ def losses_of_service(runner: Runner, recipe: Recipe, step: int) -> Recorded:
     Raises:
         RunError: for a service that scores no given text, or changed meanwhile.
     """
-    asked, documents = _ask(runner, recipe), documents_of(recipe.canaries)
-    for check in (one.content for one in asked.checks):
-        if check.level != "scores" or check.changed:
-            raise RunError(
-                f"losses need log probabilities of given texts: {check.changed or '; '.join(check.remarks) or check.said} "
-                "Generated text alone is audited with the coins (memlib canaries audit --url)"
-            )
+    asked, documents = _ask(runner, recipe, needs_scores=True), documents_of(recipe.canaries)
+    if changed := changed_in([check.content for check in asked.checks], [*asked.parts, *asked.base]):
+        raise RunError(f"the service changed while it was asked: {changed}; ask again in another store")
     names, plan = [one.canary for one in documents], read_plan(Path(recipe.canaries))
     table = [_losses(names, asked.parts, step), *([_losses(names, asked.base, BASE_STEP)] if asked.base else [])]
     return Recorded(pa.concat_tables(table), {plan.looks: step}, canaries=digest_of(documents), plan=plan.digest)
 
 
-def _ask(runner: Runner, recipe: Recipe) -> Asked:
+def _ask(runner: Runner, recipe: Recipe, *, needs_scores: bool = False) -> Asked:
     """Ask the services of a recipe for all canaries, between two tests of each."""
     assert recipe.service is not None
     documents = documents_of(recipe.canaries)
@@ -283,12 +282,14 @@ def _ask(runner: Runner, recipe: Recipe) -> Asked:
             runner, model, count_of(len(documents), "canary", "canaries"), requests=len(documents) * recipe.answers.draws,
             tokens=len(documents) * recipe.answers.draws * length,
         )  # fmt: skip
+    about, both = digest_of(documents), needs_scores or recipe.base is not None
     asked, checks = [], []
-    for model in models:
-        before = runner.run(CheckService(model))
-        stages = [AskCanaries(recipe.canaries, model, before, recipe.answers, *part) for part in parts_of(len(documents))]
+    for model, before in [(model, runner.run(CheckService(model, about))) for model in models]:
+        stages = [
+            AskCanaries(recipe.canaries, model, before, recipe.answers, both, *part) for part in parts_of(len(documents))
+        ]
         parts = tuple(runner.run_all(stages))
-        checks += [before, runner.run(CheckService(model, before, parts))]
+        checks += [before, runner.run(CheckService(model, about, before, parts))]
         asked.append(parts)
     return Asked(models[0], asked[0], asked[1] if recipe.base is not None else (), tuple(checks))
 

@@ -79,7 +79,7 @@ class Evidence:
         asked, n = recorded.asked, len(names)
         service = None if asked is None else service_row(
             host=asked.host, model=asked.model, level=asked.level, requests=asked.requests, noise=asked.noise, spread=spread,
-            changed=asked.changed, when=asked.when, n=n,
+            changed=asked.changed, when=asked.when, n=n, forced=asked.forced,
         )  # fmt: skip
         return cls(coins, recorded, looks, scores, result, plan, recipe.step is None, service, names, recipe.privacy)
 

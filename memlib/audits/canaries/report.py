@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from matplotlib.ticker import MaxNLocator
 
-from memlib.audits.asked import CARRIED_OUT, NOT_POSSIBLE, SERVICE, service_section
+from memlib.audits.asked import CARRIED_OUT, NOT_ASKED, NOT_POSSIBLE, SERVICE, service_section
 from memlib.audits.canaries.recipe import NOT_SHOWN, Recipe
 from memlib.findings import SHOWN, Finding, Findings
 from memlib.report.figures import REFERENCE, TARGET, new_figure, percent_axis, save_figure
@@ -156,7 +156,7 @@ def _service(findings: Findings) -> Section | None:
     row, came, share = (findings.get(name) for name in (SERVICE, "endings_returned", "inserted_returned"))
     scored = row is not None and row.params["level"] == "scores"
     attacks = {
-        "likelihoods of canaries": CARRIED_OUT if scored else NOT_POSSIBLE,
+        "likelihoods of canaries": CARRIED_OUT if scored else NOT_ASKED if row and row.params.get("forced") else NOT_POSSIBLE,
         "endings that are generated": "not asked for, as likelihoods say more" if scored else CARRIED_OUT,
     }
     more = {}

@@ -3,6 +3,7 @@ hand."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +17,8 @@ from memlib.audits.exposure.ranks import ScoredModel
 from memlib.audits.exposure.recipe import Recipe
 from memlib.data.splits import VALIDATION, column
 from memlib.errors import RunError
-from memlib.observe.served import ANSWERS_FILE, CHARACTERS, CheckService, announce, ask, parts_of
+from memlib.identity import canonical_json
+from memlib.observe.served import ANSWERS_FILE, CHARACTERS, CheckService, announce, ask, order_of, parts_of, require_scores
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import AnyArtifact, Artifact, Runner, Stage
 from memlib.sanitize import count_of
@@ -74,7 +76,7 @@ class AskCandidates(Stage[Mapping[str, NDArray[np.float64]]]):
     canaries: tuple[int, ...]  #: ids of the secrets.
     references: int  #: number of random candidates.
     seed: int  #: seed of the random candidates.
-    first: int  #: first, last: places of the texts, the last exclusive: secrets, references, windows.
+    first: int  #: first, last: the texts in the order in which they are asked for, the last exclusive.
     last: int
 
     @property
@@ -93,20 +95,16 @@ class AskCandidates(Stage[Mapping[str, NDArray[np.float64]]]):
         Raises:
             RunError: for a service that does not score given texts.
         """
-        check = self.check.content
-        if check.level != "scores":
-            why = "; ".join(check.remarks) or check.said
-            raise RunError(
-                f"exposure needs log probabilities of given texts: {why}. Canaries can be tested by generated text alone "
-                "(memlib init canaries)"
-            )
-        texts = {str(self.first + place): one for place, one in enumerate(self._texts()[self.first : self.last])}
+        check, instead = self.check.content, "Canaries can be tested by generated text alone (memlib init canaries)"
+        require_scores(check, "exposure needs", instead=instead)
+        every = self._texts()
+        texts = {str(place): every[place] for place in order_of(len(every))[self.first : self.last].tolist()}
         found = ask(self.at.service, check, texts, _cost, attempt, self.check.store.resume)
         loss, tokens = (np.array([one[name] for one in found.values()]) for name in ("loss", "tokens"))
         np.savez(attempt.path(ANSWERS_FILE), allow_pickle=False, loss=loss, tokens=tokens)
 
     def _texts(self) -> list[tuple[str, str]]:
-        """Return what precedes each text, and the text."""
+        """Return what precedes each text, and the text: secrets, references, windows."""
         data = self.at.data
         before, space = data.text_of(data.context), data.space
         every = [data.choices(self.canaries), space.sample(self.references, reference_rng(self.seed))]
@@ -161,7 +159,8 @@ class JoinCosts(Stage[Costs]):
 
         from memlib.observe.likelihoods import costs_of
 
-        losses = np.concatenate([part.content["loss"] for part in self.parts])
+        asked = np.concatenate([part.content["loss"] for part in self.parts])
+        losses = asked[np.argsort(order_of(len(asked)))]
         costs, end = costs_of(from_numpy(-losses)).numpy(), self.canaries + self.references
         np.savez(
             attempt.path(COSTS), canaries=costs[: self.canaries], references=costs[self.canaries : end],
@@ -195,10 +194,12 @@ def ask_for_costs(
     at, config = scored.at, recipe.score
     assert isinstance(at, ServedModel)
     windows = windows_of(at.data)
-    before = runner.run(CheckService(at.service))
+    about = canonical_json([at.inputs, list(scored.canaries), config.references, config.seed])
+    about = hashlib.sha256(about.encode()).hexdigest()
+    before = runner.run(CheckService(at.service, about))
     total = len(scored.canaries) + config.references + len(windows)
     stages = [AskCandidates(at, before, scored.canaries, config.references, config.seed, *part) for part in parts_of(total)]
     parts = tuple(runner.run_all(stages))
-    after = runner.run(CheckService(at.service, before, parts))
+    after = runner.run(CheckService(at.service, about, before, parts))
     costs = runner.run(JoinCosts(parts, len(scored.canaries), config.references, sum(map(len, windows))))
     return costs, {"checks": (before, after), "asked": parts}

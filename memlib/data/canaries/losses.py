@@ -48,6 +48,7 @@ class Served:
     requests: int  #: number of requests.
     when: str  #: date of the first.
     noise: float  #: difference of mean log probabilities between equal requests, in nats a token.
+    forced: bool  #: whether generated text alone was asked for, whatever the service gives.
     changed: str  #: how the model changed during the audit; "" if it did not.
     remarks: tuple[str, ...]
     draws: int  #: number of answers to each beginning; 0 where given texts were scored.

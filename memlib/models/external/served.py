@@ -10,8 +10,10 @@ import json
 import math
 import os
 import random
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,7 +29,10 @@ TRIES = 6  # of a request that fails for a reason that may pass
 LONGEST_WAIT = 60.0  # seconds between two tries, unless the service says how long
 MOST_WAIT = 600.0  # seconds that a service may ask to wait
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-QUOTED = 160  # characters of a service's own words
+CODE = re.compile(r"[A-Za-z][A-Za-z_]{2,40}")  # names of errors; a service's own words may quote texts and keys
+MARKER = -9000.0  # nats; services mark tokens below their ranks by -9999
+ABOVE = 1e-6  # nats above 0 that are rounding
+MOST_BEFORE = 2  # tokens without a probability at the start of a text: its beginning, and the first token
 PLACEHOLDER = "none"  # OpenAI's client wants a key even of services without one
 
 
@@ -51,18 +56,31 @@ class Scored:
     sent: int  #: number of tokens of the prompt by the service's own count; 0 if it does not say.
 
     def within(self, text: str, start: int, stop: int) -> NDArray[np.bool_]:
-        """Return which tokens with a log probability overlap a part of the text, in characters: (num_tokens,).
+        """Return which tokens overlap a part of the text, in characters: (num_tokens,); nothing precedes the first of all.
 
         Raises:
-            RunError: when the tokens do not join to the text.
+            RunError: when the tokens do not join to the text, or one of them has no usable log probability.
         """
         joined = "".join(self.pieces)
         if not joined.endswith(text):
             raise RunError("the service's tokens do not join to the text that was sent, so none can be told apart")
         ends = np.cumsum([len(piece) for piece in self.pieces]) - (len(joined) - len(text))
         starts = np.concatenate([[-math.inf], ends[:-1]])
-        inside: NDArray[np.bool_] = (np.maximum(starts, start) < np.minimum(ends, stop)) & np.isfinite(self.log_p)
+        inside: NDArray[np.bool_] = np.maximum(starts, start) < np.minimum(ends, stop)
+        known = np.isfinite(self.log_p)
+        inside[: min(MOST_BEFORE, int(known.argmax()) if known.any() else MOST_BEFORE)] = False
+        self.check(inside)
         return inside
+
+    def check(self, tokens: NDArray[np.bool_]) -> None:
+        """Raise RunError unless all of some tokens have a log probability that is one."""
+        values = self.log_p[tokens]
+        bad = ~np.isfinite(values) | (values < MARKER) | (values > ABOVE)
+        if bad.any():
+            raise RunError(
+                f"the service gives no usable log probability of {int(bad.sum())} of {len(values)} tokens of a text; "
+                "nothing is scored without them"
+            )
 
 
 @dataclass(frozen=True)
@@ -108,13 +126,15 @@ _BUDGETS: dict[str, Budget] = {}
 
 
 def budget_of(spec: ServedSpec) -> Budget:
-    """Return the budget of a service, one for each in this process."""
-    return _BUDGETS.setdefault(spec.model_dump_json(), Budget(spec))
+    """Return the budget of a model behind a service, one for each in this process."""
+    budget = _BUDGETS.setdefault(f"{spec.url} {spec.model} {spec.key}", Budget(spec))
+    budget.spec = spec  # whose limits are in force
+    return budget
 
 
 def renew_budget(spec: ServedSpec) -> None:
     """Reset the counts of requests and tokens, for another run."""
-    _BUDGETS.pop(spec.model_dump_json(), None)
+    _BUDGETS[f"{spec.url} {spec.model} {spec.key}"] = Budget(spec)
 
 
 class Service:
@@ -157,14 +177,18 @@ class Service:
         content: dict[str, Any]
         if self.api == "completions":
             content = {"prompt": _plain(prompt), "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": temperature}
-            return self._of_completions(await self._post("completions", content, prompt))
+            answer = await self._post("completions", content, prompt)
+            with self._known_shape():
+                return self._of_completions(answer)
         if self.api == "generate":
             kind = "text" if isinstance(prompt, str) else "input_ids"
             content = {
                 kind: _plain(prompt), "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
                 "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1, "return_text_in_logprobs": True,
             }  # fmt: skip
-            return self._of_generate(await self._post("generate", content, prompt))
+            answer = await self._post("generate", content, prompt)
+            with self._known_shape():
+                return self._of_generate(answer)
         raise Refused(f"{self.spec.host} answers chats, which have no log probabilities of given texts")
 
     async def generate(self, prompt: str, *, tokens: int, temperature: float, seed: int | None = None) -> Generated:
@@ -177,7 +201,8 @@ class Service:
         if self.api == "generate":
             how: dict[str, Any] = {"max_new_tokens": tokens, "temperature": temperature}
             native = await self._post("generate", {"text": prompt, "sampling_params": how}, prompt, more=tokens)
-            return Generated(_text(_at(native, "text")), None)
+            with self._known_shape():
+                return Generated(_text(_at(native, "text")), None)
         seeded = {} if seed is None else {"seed": seed}
         if self.api == "completions":
             content = {"prompt": prompt, "max_tokens": tokens, "temperature": temperature, **seeded}
@@ -190,12 +215,23 @@ class Service:
                         raise
                     self._with_p = False  # probabilities are refused, not texts
             answer = answer or await self._post("completions", content, prompt, more=tokens)
-            choice = _at(answer, "choices", 0)
-            return Generated(_text(_at(choice, "text")), _generated_log_p(choice.get("logprobs")))
+            with self._known_shape():
+                choice = _at(answer, "choices", 0)
+                return Generated(_text(_at(choice, "text")), _generated_log_p(choice.get("logprobs")))
         turns = [{"role": "user", "content": prompt}]
         content = {"messages": turns, "max_tokens": tokens, "temperature": temperature, **seeded}
-        choice = _at(await self._post("chat/completions", content, prompt, more=tokens), "choices", 0)
-        return Generated(_text(_at(choice, "message", "content")), _generated_log_p(choice.get("logprobs")))
+        answer = await self._post("chat/completions", content, prompt, more=tokens)
+        with self._known_shape():
+            choice = _at(answer, "choices", 0)
+            return Generated(_text(_at(choice, "message", "content")), _generated_log_p(choice.get("logprobs")))
+
+    @contextmanager
+    def _known_shape(self) -> Iterator[None]:
+        """Turn errors of reading an answer into a refusal."""
+        try:
+            yield
+        except (AttributeError, TypeError, ValueError, IndexError, KeyError, OverflowError):
+            raise Refused(f"{self.spec.host} answers in no known shape; set api to that of the service") from None
 
     async def models(self) -> list[str]:
         """Return the names of the models that the service lists; none if it does not."""
@@ -214,27 +250,30 @@ class Service:
         said = ""
         for attempt in range(TRIES):
             await budget_of(self.spec).take(_count(prompt) + more)
+            self.asked += 1
             try:
-                answer = await self._client.post(place, body=body, cast_to=str)
-                self.asked += 1
-                return self._read(answer)
+                return self._read(await self._client.post(place, body=body, cast_to=str))
             except Exception as error:  # the client's own types, loaded late
                 status, wait = getattr(error, "status_code", None), None
                 if isinstance(error, Refused | UserError | RunError):
                     raise
-                said = self._said(error, prompt)
                 if status is not None and status not in PASSING:
-                    raise self._refusal(path, status, said) from None
+                    raise self._refusal(path, status, _code(error)) from None
                 if status is None and not _is_lost(error):
-                    raise
+                    raise Refused(
+                        f"{self.spec.host} cannot be asked ({type(error).__name__}); is the address right?"
+                    ) from None
+                said = type(error).__name__ if status is None else f"status {status}"
                 wait = _retry_after(error)
             if wait is not None and wait > MOST_WAIT:
-                break
+                raise RunError(
+                    f"{self.spec.host} asks to wait ({said}), longer than {MOST_WAIT:.0f} s; what was answered is kept"
+                )
             pause = min(LONGEST_WAIT, 0.5 * 2**attempt) if wait is None else wait
             await asyncio.sleep(pause * random.uniform(1.0, 1.25))
         raise RunError(
-            f"{self.spec.host} does not answer ({said}) after {TRIES} tries; what was answered is kept: run the same command "
-            "again"
+            f"{self.spec.host} does not answer ({said}) after {TRIES} tries: is the address right? What was answered is "
+            "kept: run the same command again"
         )
 
     def _read(self, answer: str) -> dict[str, Any]:
@@ -245,7 +284,7 @@ class Service:
         """
         try:
             found = json.loads(answer)
-        except ValueError:
+        except (ValueError, RecursionError):
             what = "a page" if answer.lstrip()[:1] == "<" else "a text"
             raise Refused(f"{self.spec.host} answers with {what}, not JSON; is url the address of its API?") from None
         if isinstance(found, list) and len(found) == 1:
@@ -253,11 +292,10 @@ class Service:
         if not isinstance(found, dict):
             raise Refused(f"{self.spec.host} answers with a {type(found).__name__} where an object is expected")
         if found.get("error"):
-            kind = found["error"].get("type", "") if isinstance(found["error"], dict) else ""
-            raise Refused(f"{self.spec.host} answers with an error under status 200 ({str(kind)[:40]})")
+            raise Refused(f"{self.spec.host} answers with an error under status 200{_named(found['error'])}")
         name, system = found.get("model"), found.get("system_fingerprint")
         if name or system:
-            self.names.add(f"{name or ''} {system or ''}".strip())
+            self.names.add(" ".join(str(one)[:80] for one in (name, system) if one))
         return found
 
     def _refusal(self, path: str, status: int, said: str) -> RunError:
@@ -266,18 +304,8 @@ class Service:
             return Refused(f"{self.spec.host} refuses {known} (status {status})", status)
         if 300 <= status < 400:
             return Refused(f"{self.spec.host} sends requests on to another address; give that address as url", status)
-        return Refused(f"{self.spec.host} refuses /{path} with status {status}{f': {said}' if said else ''}", status)
-
-    def _said(self, error: Exception, prompt: str | Sequence[int]) -> str:
-        """Return the service's own words without the key, or any word of the prompt that is no common one."""
-        body = getattr(error, "body", None)
-        said = body.get("message", "") if isinstance(body, dict) else ""
-        if not isinstance(said, str) or not said:
-            return "" if getattr(error, "status_code", None) else type(error).__name__
-        secrets = {word for word in (prompt.split() if isinstance(prompt, str) else ()) if len(word) > 3}
-        if (self._key and self._key in said) or any(word in said for word in secrets):
-            return ""
-        return " ".join(said.split())[:QUOTED]
+        long = "; a text may be too long, or log probabilities are not given" if status in (400, 413, 422) else ""
+        return Refused(f"{self.spec.host} refuses /{path} with status {status}{said}{long}", status)
 
     def _of_completions(self, answer: Mapping[str, Any]) -> Scored:
         """Return the scores in an answer of OpenAI's shape, without the token that was generated."""
@@ -388,6 +416,17 @@ def _text(found: Any) -> str:
     if not isinstance(found, str):
         raise Refused(f"the service answers with a {type(found).__name__} where a text is expected")
     return found
+
+
+def _code(error: Exception) -> str:
+    """Return the name that a service gives an error; never its words, which may quote what was sent."""
+    return _named(getattr(error, "body", None))
+
+
+def _named(body: Any) -> str:
+    names = [body.get(name) for name in ("code", "type")] if isinstance(body, dict) else []
+    found = next((name for name in names if isinstance(name, str) and CODE.fullmatch(name)), "")
+    return f" ({found})" if found else ""
 
 
 def _plain(prompt: str | Sequence[int]) -> str | list[int]:

@@ -158,7 +158,8 @@ def test_a_model_that_changes_during_the_audit_decides_nothing() -> None:
 
 
 def test_scores_that_vary_less_than_equal_requests_decide_nothing() -> None:
-    assert void_of(0.2, 0.3, "") == void_of(0.0, 0.0, "") == ""
+    assert void_of(0.2, 0.3, "") == ""
+    assert void_of(0.0, 0.0, "") == "All scores are alike."
     assert void_of(0.3, 0.3, "") != ""
     made()
     with serving(["Record abcdefgh: qwerty 123456."]) as (served, part):
@@ -402,6 +403,96 @@ def test_a_plan_states_requests_and_sends_nothing() -> None:
         plan = memlib.plan({"audit": "canaries", "canaries": "c", "service": part}, store="store")
         assert served.requests == 0
     assert any("40 canaries; at most about 220 requests" in line for line in plan.all_limits)
+
+
+def test_secrets_and_references_are_asked_for_in_random_order() -> None:
+    """A service that is disturbed at first does not make the listed secrets stand out."""
+    known, asked = secrets()
+    with serving(["my pin is 102030"]) as (served, part):
+        plain = served.score
+        served.score = lambda *words: disturbed(served, plain(*words))  # type: ignore[method-assign]
+        run = ran({**asked, "trained": {**part, "together": 1}})
+    texts = [text for text in served.asked if text.startswith("my pin is")]
+    assert {texts.index(text) < 10 for text in known} != {True}
+    assert run.verdict.word == "inconclusive"
+
+
+def disturbed(served: Served, found: Any) -> Any:
+    own, best = found
+    if sum(text.startswith("my pin is") for text in served.asked) <= 10:
+        own = [None if value is None else value * 0.8 for value in own]
+    return own, best
+
+
+def test_answers_by_another_model_in_between_decide_nothing() -> None:
+    inserted = made()
+    with serving(inserted) as (served, part):
+        name = type(served).name.fget  # type: ignore[attr-defined]
+        between = property(lambda self: "fp-OTHER" if 60 <= self.requests < 65 else name(self))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(served), "name", between)
+            run = audited({**part, "together": 1})
+    assert "some answers are by small fp-OTHER" in run.verdict.explanation
+    assert run.verdict.word == "inconclusive"
+
+
+def test_a_replaced_model_that_generates_texts_decides_nothing() -> None:
+    inserted = made()
+    with serving(inserted, level="text") as (served, part):
+        other, first = Characters(["Record abcdefgh: qwerty 123456.", *(text[::-1] for text in SENTENCES)]), served.model
+        served.of = lambda _: first if served.requests < 100 else other  # type: ignore[method-assign,assignment,return-value]
+        run = audited(part)
+    assert "of answers at temperature 0 are others after the audit" in run.verdict.explanation
+    assert run.verdict.word == "inconclusive"
+
+
+def test_each_audit_tests_the_service_itself() -> None:
+    made()
+    with serving(["Record abcdefgh: qwerty 123456."]) as (served, part):
+        audited(part)
+        served.model = Characters([*SENTENCES, "another model"])  # type: ignore[assignment]
+        write_canaries(Path("d"), Form("Record {a8}: {l6} {d6}."), 20, secret=b"s" * 32, seed=9)
+        run = ran({"audit": "canaries", "canaries": "d", "service": part})
+        assert "void" not in Findings.of_run(run.record).first("service").params
+        before = served.requests
+        ran({"audit": "canaries", "canaries": "d", "service": part})
+        assert served.requests == before  # all answers are in the store
+
+
+def test_a_token_without_a_usable_probability_ends_the_run() -> None:
+    made()
+    for value, said in ((None, "no usable log probability of 1 of"), (-9999.0, "no usable log probability of 1 of")):
+        with serving(["Record abcdefgh: qwerty 123456."]) as (served, part):
+            plain = served.score
+
+            def odd(ids: Any, model: Any, temperature: Any, plain: Any = plain, value: Any = value) -> Any:
+                own, best = plain(ids, model, temperature)
+                if "".join(model.pieces[token] for token in ids).startswith("<end>Record"):
+                    own[14] = value
+                return own, best
+
+            served.score = odd  # type: ignore[method-assign]
+            with pytest.raises(RunError, match=said):
+                audited(part)
+
+
+def test_likelihoods_that_were_not_asked_for_are_not_called_impossible() -> None:
+    made()
+    with serving() as (_, part):
+        run = audited({**part, "level": "text"})
+    page = Path(str(run.report)).read_text()
+    assert "not asked for" in page
+    assert "not possible with this access" not in page
+    assert "it was asked for generated text alone" in page
+    assert "with their words shuffled" not in page
+
+
+def test_nothing_is_sent_where_the_level_does_not_suffice() -> None:
+    made()
+    with serving(level="text", adapters={"b": Characters(SENTENCES)}) as (served, part):  # type: ignore[dict-item]
+        with pytest.raises(RunError, match="losses need log probabilities of given texts"):
+            audited(part, base={**part, "model": "b"})
+        assert not any("Record" in text for text in served.asked)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,6 +10,7 @@ import pytest
 from small_service import serving
 
 from memlib.errors import ResourcesError, RunError, UserError
+from memlib.models.external.served import renew_budget
 from memlib.observe.served import CheckService, announce, ask, parts_of
 from memlib.observe.service_checks import ServiceCheck, check_service
 from memlib.running.runners import PlainRunner
@@ -67,6 +68,7 @@ def test_limits_end_a_run_and_what_was_answered_is_kept(tmp_path: Path) -> None:
     with serving() as (served, part):
         check = check_service(ServedSpec.model_validate(part))
         served.asked.clear()
+        renew_budget(ServedSpec.model_validate(part))
         with pytest.raises(ResourcesError, match="requests allows 5; what was answered is kept"):
             ask(
                 ServedSpec.model_validate({**part, "requests": 5, "together": 1}),
@@ -95,7 +97,7 @@ def test_nothing_is_asked_without_consent(tmp_path: Path) -> None:
     with serving() as (served, part):
         spec = ServedSpec.model_validate({**part, "sends": False})
         with pytest.raises(UserError, match="set sends to true"):
-            PlainRunner(store).run(CheckService(spec))
+            PlainRunner(store).run(CheckService(spec, "a"))
         with pytest.raises(UserError, match="set sends to true"):
             ask(spec, ServiceCheck("scores", "completions"), TEXTS, score, attempt(tmp_path / "a"), store.resume)
         assert served.requests == 0
@@ -104,14 +106,14 @@ def test_nothing_is_asked_without_consent(tmp_path: Path) -> None:
 def test_a_service_that_fails_its_test_leaves_no_artifact_and_is_tested_again(tmp_path: Path) -> None:
     runner = PlainRunner(Store(str(tmp_path / "store")))
     with serving(trap="zeros") as (served, part):
-        stage = CheckService(ServedSpec.model_validate(part))
+        stage = CheckService(ServedSpec.model_validate(part), "a")
         with pytest.raises(RunError, match="cannot be used: all log probabilities are 0"):
             runner.run(stage)
         served.trap = ""
         before = runner.run(stage)
         assert before.content.level == "scores"
         assert CheckService.described(before) == ["The service scores given texts (completions)."]
-        assert runner.run(CheckService(stage.service, before)).content.changed == ""
+        assert runner.run(CheckService(stage.service, "a", before)).content.changed == ""
 
 
 def test_texts_host_requests_and_price_are_announced() -> None:

@@ -106,7 +106,7 @@ def test_the_texts_of_a_service_that_does_not_score_prompts_are_used_with_a_rema
 ) -> None:
     found = asked(service, trap=trap)
     assert (found.level, found.problems) == (level, ())
-    assert found.remarks[0] == WITHOUT_ECHO if trap != "capped" else "logprobs must be 0" in found.remarks[0]
+    assert found.remarks[0] == WITHOUT_ECHO if trap != "capped" else "log probabilities are not given" in found.remarks[0]
 
 
 def test_the_same_answer_to_every_prompt_is_a_problem_where_texts_are_used(service: tuple[Served, dict[str, Any]]) -> None:

@@ -21,7 +21,7 @@ from memlib.audits.membership.documents.stages import StoredDocuments
 from memlib.data.text.documents import open_documents
 from memlib.data.text.rows import SCORED, parts_of
 from memlib.errors import RunError
-from memlib.observe.served import ANSWERS_FILE, CHARACTERS, CheckService, announce, ask
+from memlib.observe.served import ANSWERS_FILE, CHARACTERS, CheckService, announce, ask, order_of, require_scores
 from memlib.observe.served import parts_of as parts_of_all
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import UNKEYED, AnyArtifact, Artifact, Runner, Stage
@@ -64,8 +64,14 @@ class AskDocuments(Stage[AskedTokens]):
     scored: str | None = field(metadata=UNKEYED)  #: what is scored of a text; it is part of the documents.
     service: ServedSpec = field(metadata=UNKEYED)
     check: Artifact[ServiceCheck]  #: the test of the service.
-    first: int  #: first, last: places of the documents, the last exclusive.
+    first: int  #: first, last: the documents in the order in which they are asked for, the last exclusive.
     last: int
+
+    @property
+    def places(self) -> list[int]:
+        """Places of the documents, in the order in which they are asked for."""
+        places: list[int] = order_of(len(self.corpus.content.sizes.tokens))[self.first : self.last].tolist()
+        return places
 
     @property
     def label(self) -> str:
@@ -88,12 +94,9 @@ class AskDocuments(Stage[AskedTokens]):
         Raises:
             RunError: for a service that does not score given texts.
         """
-        check = self.check.content
-        if check.level != "scores":
-            why = "; ".join(check.remarks) or check.said
-            raise RunError(f"membership of documents needs log probabilities of given texts: {why}")
-        prompts = {str(self.first + place): pieces for place, pieces in enumerate(self._pieces())}
-        found = ask(self.service, check, prompts, _tokens_of, attempt, self.check.store.resume)
+        require_scores(self.check.content, "membership of documents needs")
+        prompts = {str(place): pieces for place, pieces in zip(self.places, self._pieces(), strict=True)}
+        found = ask(self.service, self.check.content, prompts, _tokens_of, attempt, self.check.store.resume)
         joined = {name: np.concatenate([one[name] for one in found.values()]) for name in ("log_p", "right")}
         each = {"counts": np.array([len(one["log_p"]) for one in found.values()])}
         each["spelled"] = np.array([one["spelled"] for one in found.values()], dtype=np.uint64)
@@ -101,24 +104,25 @@ class AskDocuments(Stage[AskedTokens]):
 
     def _pieces(self) -> Iterator[list[Piece]]:
         """Yield what is sent of each document: windows of tokens, after one for the beginning, or pieces of text."""
-        sizes = self.corpus.content.sizes
+        sizes, places = self.corpus.content.sizes, self.places
         if self.base is not None:
             start, windows, marks = self.base.content.tokenizer.start, self.corpus.content.windows, self.corpus.content.marks
-            for first, count in zip(sizes.first[self.first : self.last], sizes.windows[self.first : self.last], strict=True):
+            for first, count in zip(sizes.first[places].tolist(), sizes.windows[places].tolist(), strict=True):
                 rows, pieces = windows[first : first + count], list[Piece]()
                 scored = rows >= 0 if marks is None else marks[first : first + count] == SCORED
                 for row, mask in zip(rows, scored, strict=True):
                     pieces.append(([start, *row[row >= 0].tolist()], _runs(np.concatenate([[False], mask[row >= 0]]))))
                 yield pieces
             return
-        wanted = set(sizes.number[self.first : self.last].tolist())
-        texts = islice(open_documents(self.text.source).read(), int(sizes.number[self.last - 1]) + 1)
-        for number, text in enumerate(texts):
-            if number in wanted:
-                yield [
-                    (text[place : place + self.text.window], _inside(parts_of(text, self.scored), place, self.text.window))
-                    for place in range(0, len(text), self.text.window)
-                ]
+        numbers = sizes.number[places].tolist()
+        wanted = set(numbers)
+        texts = islice(enumerate(open_documents(self.text.source).read()), max(numbers) + 1)
+        found = {number: text for number, text in texts if number in wanted}
+        for text in map(found.__getitem__, numbers):
+            yield [
+                (text[place : place + self.text.window], _inside(parts_of(text, self.scored), place, self.text.window))
+                for place in range(0, len(text), self.text.window)
+            ]
 
     @classmethod
     def open(cls, artifact: Artifact[AskedTokens]) -> AskedTokens:
@@ -161,12 +165,13 @@ async def _tokens_of(service: Service, pieces: Sequence[Piece]) -> Mapping[str, 
             kept = np.zeros(len(piece), dtype=bool)
             for start, stop in parts:
                 kept[start:stop] = True
-            if len(scored.log_p) != len(piece) or not np.isfinite(scored.log_p[1:]).all():
+            if len(scored.log_p) != len(piece):
                 scores = int(np.isfinite(scored.log_p).sum())
                 raise RunError(
                     f"the service scores {scores} of {len(piece) - 1} tokens that were sent: it adds or cuts tokens, or has "
                     "another tokenizer than the pretrained model"
                 )
+            scored.check(kept)
         log_p.append(scored.log_p[kept])
         right.append(scored.right[kept])
         spelled.update(json.dumps(scored.pieces).encode())
@@ -207,11 +212,12 @@ class JoinScores(Stage["TokenScores"]):
                     "leave model out, or name the model from which the target was fine-tuned"
                 )
         kept = Keeping(None if self.reference is None else self.reference.content.own, is_reference=self.is_reference)
-        for part in self.parts:
-            found, place = part.content, 0
-            for count in found.counts.tolist():
-                kept.add(found.log_p[place : place + count].astype(np.float64), found.right[place : place + count])
-                place += count
+        log_p, right = (
+            [one for part in self.parts for one in np.split(getattr(part.content, name), np.cumsum(part.content.counts)[:-1])]
+            for name in ("log_p", "right")
+        )
+        for place in np.argsort(order_of(len(log_p))).tolist():
+            kept.add(log_p[place].astype(np.float64), right[place])
         kept.scores.save(attempt.folder)
 
     @classmethod
@@ -224,12 +230,12 @@ class JoinScores(Stage["TokenScores"]):
 
 def say_what_is_sent(runner: Runner, recipe: DocumentsRecipe) -> None:
     """State which texts go where, before anything is sent."""
-    content = open_documents(recipe.data.source).measured
-    count = max(1, round(content.length * recipe.data.fraction))
+    window = recipe.data.window * (1 if recipe.sends_texts else CHARACTERS)
+    sizes = [len(text) for text in open_documents(recipe.data.source).beginning(recipe.data.fraction)]
+    pieces = sum(-(-size // window) for size in sizes)
     for service in services_of(recipe):
-        announce(
-            runner, service, count_of(count, "document"), requests=count, tokens=count * recipe.data.window // CHARACTERS
-        )
+        tokens = sum(sizes) // CHARACTERS + pieces
+        announce(runner, service, count_of(len(sizes), "document"), requests=pieces, tokens=tokens)
 
 
 def services_of(recipe: DocumentsRecipe) -> list[ServedSpec]:
@@ -252,13 +258,14 @@ def ask_for_documents(
     """
     count = len(corpus.content.sizes.tokens)
     parts, checks = [], []
+    befores = {one.model_dump_json(): runner.run(CheckService(one, corpus.key)) for one in services_of(recipe)}
     for service in services_of(recipe):
-        before = runner.run(CheckService(service))
+        before = befores[service.model_dump_json()]
         asked = [
             AskDocuments(corpus, recipe.data, base, recipe.scored, service, before, *part) for part in parts_of_all(count)
         ]
         found = tuple(runner.run_all(asked))
-        checks += [before, runner.run(CheckService(service, before, found))]
+        checks += [before, runner.run(CheckService(service, corpus.key, before, found))]
         parts.append(found)
     if len(parts) > 1:
         of_base = runner.run(JoinScores(corpus, parts[1], None, is_reference=True))

@@ -1,7 +1,9 @@
 """The client of services: key, consent, limits, retries, and nothing secret in what is said."""
 
 import asyncio
+import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,3 +125,88 @@ def test_the_first_model_that_a_service_lists_is_found() -> None:
         assert served.requests == 0
     with pytest.raises(UserError, match="lists no model"):
         first_model(spec(url="http://127.0.0.1:9/v1"))
+
+
+GOOD = {"tokens": ["a", "b", "c"], "token_logprobs": [None, -1.0, -2.0], "top_logprobs": None}
+ODD: list[Any] = [None, 5, "x", [], {}, [None], ["x"], [[1]], [{}], {"a": 1}, [float("inf")]]
+
+
+def odd_answers() -> list[tuple[Any, str]]:
+    """Return shapes of requests, and answers that have something odd at one place."""
+    found: list[tuple[Any, Any]] = [("completions", odd) for odd in ODD]
+    for odd in ODD:
+        found += [
+            ("completions", {"choices": odd}),
+            ("chat", {"choices": odd}),
+            ("generate", {"meta_info": odd, "text": odd}),
+        ]
+        found += [("completions", {"choices": [{"logprobs": {**GOOD, name: odd}}]}) for name in GOOD]
+        found += [
+            ("completions", {"choices": [{"logprobs": GOOD}], "usage": usage}) for usage in (odd, {"completion_tokens": odd})
+        ]
+        found += [("generate", {"meta_info": {name: odd}}) for name in ("input_token_logprobs", "prompt_tokens")]
+        rows = [[None, 1, "a"], [-1.0, 2, "b"]]
+        found += [("generate", {"meta_info": {"input_token_logprobs": rows, "input_top_logprobs": odd}})]
+        found += [("chat", {"choices": [{"message": {"content": odd}}]}), ("chat", {"choices": [{"message": odd}]})]
+    return [(api, json.dumps(answer)) for api, answer in found] + [("completions", "[" * 100_000), ("chat", "\ud800")]
+
+
+def test_odd_answers_are_refused_with_one_line_or_read() -> None:
+    said: list[str] = []
+
+    async def ask(api: Any, answer: str) -> None:
+        async def post(*_: object, **__: object) -> str:
+            return answer
+
+        async with Service(spec(), api) as service:
+            service._client.post = post
+            for work in (service.score("abc"), service.generate("abc", tokens=1, temperature=0.0)):
+                try:
+                    await work
+                except Refused as error:
+                    said.append(str(error))
+
+    for api, answer in odd_answers():
+        asyncio.run(ask(api, answer))
+    assert len(said) > 100
+    assert all("\n" not in line and len(line) < 200 for line in said)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://host:abc/v1", "https://host:99999/v1", "https://ho st/v1", "https://-/v1", "https://ü..x", "https://[::1"],
+)
+def test_hosts_and_ports_that_cannot_exist_are_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match="give an address such as"):
+        spec(url=url)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "said"),
+    [
+        (429, {"retry-after": "9999"}, "asks to wait (status 429)"),
+        (401, {}, "refuses requests without a key"),
+        (400, {}, "with status 400"),
+    ],
+)
+def test_a_services_own_words_are_never_quoted(status: int, headers: dict[str, str], said: str) -> None:
+    class Failed(Exception):
+        status_code, body = (
+            status,
+            {"message": "my pin is 281265017", "type": "bad 281265017 request", "code": "invalid_request"},
+        )
+        response = SimpleNamespace(headers=headers)
+
+    async def ask() -> None:
+        async def post(*_: object, **__: object) -> str:
+            raise Failed
+
+        async with Service(spec(), "completions") as service:
+            service._client.post = post
+            await service.score("my pin is 281265017")
+
+    with pytest.raises(RunError) as failure:
+        asyncio.run(ask())
+    assert said in str(failure.value)
+    assert "2812" not in str(failure.value)
+    assert "(invalid_request)" in str(failure.value) or status != 400
