@@ -145,7 +145,7 @@ def test_noise_is_measured_and_smaller_differences_pass(service: tuple[Served, d
 
 def test_sentences_of_a_language_can_be_given(tmp_path: Path) -> None:
     path = tmp_path / "s.txt"
-    path.write_text("".join(f"das ist der Satz {number}\n" for number in range(20)))
+    path.write_text("".join(f"das Haus am See {number}\n" for number in range(20)))
     spec = ServedSpec.model_validate({"kind": "served", "url": "https://host/v1", "model": "m", "sentences": str(path)})
     assert len(sentences_of(spec)) == len(SENTENCES)
     path.write_text("zu kurz\n")

@@ -258,9 +258,9 @@ def ask_for_documents(
     """
     count = len(corpus.content.sizes.tokens)
     parts, checks = [], []
-    befores = {one.model_dump_json(): runner.run(CheckService(one, corpus.key)) for one in services_of(recipe)}
+    tested = {one.model_dump_json(): runner.run(CheckService(one, corpus.key)) for one in services_of(recipe)}
     for service in services_of(recipe):
-        before = befores[service.model_dump_json()]
+        before = tested[service.model_dump_json()]
         asked = [
             AskDocuments(corpus, recipe.data, base, recipe.scored, service, before, *part) for part in parts_of_all(count)
         ]
