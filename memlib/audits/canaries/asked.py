@@ -113,8 +113,8 @@ async def _likelihood(service: Service, one: CanaryDocument) -> Answers:
     scored = await service.score(text)
     if said := unlike_text(scored, text):
         raise RunError(f"the service cannot be used for these canaries: {said}")
-    within = scored.within(text, *one.span)
-    return {"loss": np.array(-scored.log_p[within].sum()), "tokens": np.array(int(within.sum()))}
+    loss, tokens = scored.loss(text, *one.span)
+    return {"loss": np.array(loss), "tokens": np.array(tokens)}
 
 
 async def _endings(service: Service, one: CanaryDocument, how: AnswersSpec) -> Answers:

@@ -137,8 +137,8 @@ async def _cost(service: Service, asked: tuple[str, str]) -> Mapping[str, NDArra
     scored = await service.score(whole)
     if said := unlike_text(scored, whole):
         raise RunError(f"the service cannot be used for these texts: {said}")
-    within = scored.within(whole, len(before), len(whole))
-    return {"loss": np.array(-scored.log_p[within].sum()), "tokens": np.array(float(within.sum()))}
+    loss, tokens = scored.loss(whole, len(before), len(whole))
+    return {"loss": np.array(loss), "tokens": np.array(float(tokens))}
 
 
 @dataclass(frozen=True)

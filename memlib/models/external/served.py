@@ -72,6 +72,19 @@ class Scored:
         self.check(inside)
         return inside
 
+    def loss(self, text: str, start: int, stop: int) -> tuple[float, int]:
+        """Return minus the log probability of a part of the text, in nats, and its number of tokens.
+
+        Raises:
+            RunError: as `within`, and when no token of it follows another.
+        """
+        inside = self.within(text, start, stop)
+        if not inside.any():
+            raise RunError(
+                "no token of a text's scored part follows another token, so none can be predicted; use a longer one"
+            )
+        return -float(self.log_p[inside].sum()), int(inside.sum())
+
     def check(self, tokens: NDArray[np.bool_]) -> None:
         """Raise RunError unless all of some tokens have a log probability that is one."""
         values = self.log_p[tokens]

@@ -170,5 +170,10 @@ def test_tokens_that_differ_from_the_text_are_told_apart() -> None:
 def test_tokens_within_a_part_of_the_text_are_found_after_any_beginning() -> None:
     assert scored("<s>", "ab", "cd", "ef").within("abcdef", 3, 5).tolist() == [False, False, True, True]
     assert scored("ab", "cd", "ef").within("abcdef", 0, 2).tolist() == [True, False, False]
+    assert scored("<s>", "ab", "cd").loss("abcd", 2, 4) == (1.0, 1)
+    first = Scored(("ab", "cd"), np.array([np.nan, -2.0]), np.zeros(2, bool), ({},) * 2, 0)
+    assert first.loss("abcd", 0, 4) == (2.0, 1)
+    with pytest.raises(RunError, match="none can be predicted"):
+        first.loss("abcd", 0, 2)
     with pytest.raises(RunError, match="do not join"):
         scored("ab", "x").within("abcdef", 0, 2)
