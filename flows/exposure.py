@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memlib.audits.arrangement import check_flow
-from memlib.audits.exposure.asked import AskCandidates, JoinCosts, ServedModel, ask_for_costs, say_what_is_sent
+from memlib.audits.exposure.asked import (
+    AskAnswers,
+    AskCandidates,
+    JoinCosts,
+    JoinExtraction,
+    ServedModel,
+    ask_for_costs,
+    say_what_is_sent,
+)
 from memlib.audits.exposure.models import CorpusData, ExternalModel, ModelAt
 from memlib.audits.exposure.observing import Costs, Discover, Perplexities, Ranks, Search, reference_rng, told
 from memlib.audits.exposure.ranks import FitLaw, ScoredModel, law_stages, rank_stages
@@ -29,7 +37,7 @@ from memlib.training.files import step_file, weights_file
 from memlib.training.fit import Train, TrainedModel
 from memlib.training.pretrained import TakeOver
 
-OF_SERVICE = (CheckService, AskCandidates, JoinCosts)
+OF_SERVICE = (CheckService, AskCandidates, JoinCosts, AskAnswers, JoinExtraction)
 STAGES = (
     TakeOver, MakeCorpus, Halve, Train, Sanitize, Perplexities, *OF_SERVICE, Ranks, FitLaw, Search, Discover, Score, Report,
 )  # fmt: skip
@@ -54,14 +62,15 @@ def audit(runner: Runner, recipe: Recipe) -> RunRecord | None:
         scored += _checkpoints(recipe, data, model, artifact)
     costs: list[Artifact[Costs]]
     if isinstance(recipe.trained, ServedSpec):
-        of_service, services = ask_for_costs(runner, recipe, scored[0])
+        of_service, searches, services = ask_for_costs(runner, recipe, scored[0])
         costs = [of_service]
     else:
+        searches = []
         costs = runner.run_all([Perplexities(m.at, m.canaries, m.config.references, m.config.seed) for m in scored])
     counts = runner.run_all([stage for _, _, stage in rank_stages(scored, costs)])
     tests = law_stages(scored, costs, counts)
     laws = dict(zip(tests, runner.run_all(list(tests.values())), strict=True))
-    searches = runner.run_all(_searches(recipe, scored))
+    searches = searches or runner.run_all(_searches(recipe, scored))
     documents = runner.run_all(_discoveries(recipe, scored))
     scores = runner.run(Score(recipe, scored, costs, counts, laws, searches, documents, **services))
     report = runner.run(Report(recipe, run_id(recipe, scores), scores, data))
@@ -237,7 +246,7 @@ def _discoveries(recipe: Recipe, scored: Sequence[ScoredModel]) -> list[Discover
 def _searches(recipe: Recipe, scored: Sequence[ScoredModel]) -> list[Search]:
     """Return searches in each model's last checkpoint: one for the canaries it saw, or one for each if symbols are given."""
     how = recipe.extraction
-    if how is None:
+    if how is None or isinstance(recipe.trained, ServedSpec):
         return []
     searches = []
     for model in _last(scored):

@@ -261,7 +261,7 @@ def rows_of(
             stated = "" if of_audit else (f"its audit failed ({names})" if names else not_run.get(audit_of(name), ""))
             reason = attack.reason if of_audit or not name else Attack.reason
             served = [row for one in of_audit if (row := one.findings.get(SERVICE)) is not None]
-            if served and len(served) == len(of_audit):
+            if served and len(served) == len(of_audit) and "texts" not in attack.by:
                 reason = f"{NOT_POSSIBLE}: the service {LEVELS[served[0].params['level']]}"
             rows.append((attack, NOT_RUN if name else NOT_IN_MEMLIB, stated or reason, None))
         elif not mine:

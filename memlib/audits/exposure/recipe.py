@@ -81,6 +81,8 @@ class Config(LevelSpec):
 class ExtractionSpec(Spec):
     """Search for inserted canaries."""
 
+    added_later: ClassVar[frozenset[str]] = frozenset({"answers"})
+
     known: tuple[Annotated[int, Field(ge=0, le=MOST_PIXELS)], ...] = (0,)
     """Numbers of symbols, counted from the start of the secret, that are given to the search; one search per number."""
     top: int = Field(default=1, ge=1, le=MOST_DRAWS)
@@ -93,6 +95,9 @@ class ExtractionSpec(Spec):
     """Number of evaluated prefixes after which a search is abandoned."""
     max_seconds: float | None = Field(default=None, gt=0, le=MOST_NUMBER)
     """Seconds after which a search is abandoned; its frontier is kept."""
+    answers: int = Field(default=0, ge=0, le=MOST_DRAWS)
+    """Of a model behind a service, which no search can follow: number of answers, at temperature 1, to the text before the
+    secrets. A secret is extracted if one of them begins with it."""
 
 
 class DiscoverableSpec(Spec):
@@ -277,10 +282,14 @@ class Recipe(Spec):
         if isinstance(trained, ServedSpec):
             if self.score.method not in ("sampled", "extrapolated"):
                 raise ValueError(f"score.method {self.score.method} needs a model at hand; of a service, say sampled")
-            if self.extraction is not None:
+            if self.extraction is not None and (not self.extraction.answers or self.extraction.known != (0,)):
                 raise ValueError(
-                    "a search needs probabilities of all next symbols, which no service gives: set extraction to null"
+                    "a search needs probabilities of all next symbols, which no service gives: set extraction to null, or to "
+                    "{answers: 100}, without known"
                 )
+            begins = HOLE.match(self.canaries.format) is not None  # with the secret itself
+            if self.extraction is not None and (begins or not self.canaries.known_prefix):
+                raise ValueError("extraction.answers needs text before the secret: give canaries.format and known_prefix")
 
     def _check_training(self, training: TrainingSpec) -> None:
         if training.objective.kind != "language":

@@ -13,7 +13,7 @@ import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from memlib.audits.asked import CARRIED_OUT, NOT_POSSIBLE, service_section
+from memlib.audits.asked import CARRIED_OUT, NOT_ASKED, NOT_POSSIBLE, service_section
 from memlib.audits.exposure.documents import GAP, GREEDY, NEAR, SHARE
 from memlib.audits.exposure.privacy import most_exposed
 from memlib.audits.exposure.recipe import CANARIES, DOCUMENTS, HEADLINE, NOT_SHOWN, PRIVACY, Recipe
@@ -33,9 +33,6 @@ FIRST_ROWS = 30  # rows of a table that are always visible; the full table is fo
 MARKERS = ("o", "s", "^", "D")
 NAMES = {"exposure": "bits of exposure,", "exposure_among_unseen": "bits of exposure among unseen secrets,"}
 COLOURS = (TARGET, REFERENCE, "#5f8f6b", "#b07d2b", "#7a3b9a", INK)
-_OF_SERVICE = {
-    "exposure of given secrets": CARRIED_OUT, "extraction by search": NOT_POSSIBLE, "extraction of documents": NOT_POSSIBLE,
-}  # fmt: skip
 _TERMS = ("canary", "candidate", "log-perplexity", "exposure", "extraction", "validation loss", "token", "epsilon")
 
 
@@ -68,7 +65,7 @@ def compose(recipe: Recipe, tables: Mapping[str, pa.Table], facts: Mapping[str, 
             _null_section(rows, noun),
             _extraction_section(extractions, curves["queries_by_exposure"], folder, noun, listed=listed),
             _documents_section(rows, tables["documents"], recipe, folder),
-            service_section(rows, _OF_SERVICE),
+            service_section(rows, _of_service(recipe)),
             Section("What was run", _METHOD, facts_table(facts)),
         ],
         meaning=_READ_OUT
@@ -453,6 +450,16 @@ def _of_check(rows: Findings) -> Iterator[str]:
         )
 
 
+def _of_service(recipe: Recipe) -> dict[str, str]:
+    """Return what became of each attack on a model behind a service."""
+    return {
+        "exposure of given secrets": CARRIED_OUT,
+        "extraction by generated answers": NOT_ASKED if recipe.extraction is None else CARRIED_OUT,
+        "extraction by search": NOT_POSSIBLE,
+        "continuation of training documents": "memlib does not ask a service for it",
+    }
+
+
 def _extraction_section(
     extractions: Sequence[Row], points: Sequence[Row], folder: Path, noun: str, *, listed: bool
 ) -> Section | None:
@@ -476,7 +483,8 @@ def _extraction_section(
         f"{plural(noun)} share a search, one of the k likeliest. The shortest path finds the model's likeliest "
         "candidates for certain; greedy and beam search may miss them. Every search is given the text around the secret. "
         "Queries: the number of prefixes whose next symbols the search requested from the model. Known symbols: how many "
-        "symbols of the secret the search was given.",
+        "symbols of the secret the search was given. Answers of a service: how many were asked for; a secret counts if one "
+        "begins with it.",
         _queries_figure(points, folder, noun),
         *_folded(headings, cells, columns_of(extractions, *_OF_SEARCH)),
     )

@@ -227,7 +227,9 @@ class Score(ScoresStage):
     searches: Sequence[Artifact[pa.Table]]  #: results of the searches for canaries.
     documents: Sequence[Artifact[pa.Table]]  #: results of the extraction of documents.
     checks: Sequence[Artifact[ServiceCheck]] = field(default=(), kw_only=True)  #: tests of a service, before and after.
-    asked: Sequence[AnyArtifact] = field(default=(), kw_only=True)  #: what was asked between them; it is in the costs.
+    #: asked, answers: what was asked between them, for costs and for an extraction, in which it is.
+    asked: Sequence[AnyArtifact] = field(default=(), kw_only=True)
+    answers: Sequence[AnyArtifact] = field(default=(), kw_only=True)
 
     @property
     def spec(self) -> Mapping[str, Any]:
@@ -289,7 +291,7 @@ class Score(ScoresStage):
         assert isinstance(trained, ServedSpec)
         answers = {name: np.concatenate([part.content[name] for part in self.asked]) for name in ("loss", "tokens")}
         spread = float(np.std(answers["loss"] / np.maximum(1, answers["tokens"])))
-        return row_of(trained, checks, self.asked, spread=spread, n=len(answers["loss"]))
+        return row_of(trained, checks, [*self.asked, *self.answers], spread=spread, n=len(answers["loss"]))
 
 
 def _privacy(at: SubjectModel) -> dict[str, Any] | None:

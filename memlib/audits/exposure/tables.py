@@ -98,7 +98,7 @@ EXTRACTION = Table(
         Column("canary", INT, "", "id of the canary"),
         Column("insertions", INT, "count", "occurrences in the model's training data"),
         Column("known", INT, "symbol", "symbols of the secret, from the first, that the search was given"),
-        Column("search", TEXT, "", "shortest_path, greedy or beam"),
+        Column("search", TEXT, "", "shortest_path, greedy, beam, or answers of a service"),
         Column(
             "extracted",
             FLAG,

@@ -8,6 +8,7 @@ from memlib.audits.exposure.documents import said_of_documents
 from memlib.audits.exposure.recipe import CANARIES, HEADLINE, HEADLINES, PRIVACY, Recipe
 from memlib.findings import BOUNDED, DESCRIPTIVE, INCONCLUSIVE, SHOWN, Finding, Findings, Verdict, cannot_reject, word_of
 from memlib.report.format import floored, format_p, say_p
+from memlib.specs import ServedSpec
 
 READABLE_BITS = 50
 RARE = 3.1  # standard deviations that chance exceeds on one side once in a thousand times
@@ -252,7 +253,9 @@ def _times(row: Finding) -> str:
 def _extracted(rows: Findings) -> tuple[float, int, str]:
     """Return the most secrets that searches without known symbols extracted in a variant, their number, and the variant."""
     found: dict[str, tuple[float, int]] = {}
-    for row in rows.all("extracted", search="shortest_path", known=0):  # one row for each number of insertions
+    for row in rows.all("extracted", known=0):  # one row for each number of insertions
+        if row.params["search"] not in ("shortest_path", "answers"):
+            continue
         name = str(row.params.get("variant", ""))
         hits, searched = found.get(name, (0.0, 0))
         found[name] = hits + row.value * row.n, searched + row.n
@@ -265,6 +268,8 @@ def _said_of_search(hits: float, searched: int, variant: str, recipe: Recipe) ->
     mean = f" on average over {recipe.seeds} models" if recipe.seeds > 1 else ""
     where = f" under variant {variant!r}" if len(recipe.variants) > 1 else ""
     how = "Given the text around the secrets, but none of their symbols, a search extracted"
+    if isinstance(recipe.trained, ServedSpec) and recipe.extraction is not None:
+        how = f"Given the text before the secrets, {recipe.extraction.answers:,} answers of the service brought back"
     return f"{how} {number} of {searched}{mean}{where}."
 
 

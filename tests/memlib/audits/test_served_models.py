@@ -92,6 +92,7 @@ def test_canaries_are_found_at_each_level_and_not_in_a_model_that_saw_none(level
             assert not path.is_file() or not any(text[8:16].encode() in path.read_bytes() for text in inserted)
 
 
+@pytest.mark.ray  # takes longer
 def test_losses_of_a_service_are_those_of_its_weights_and_its_base_is_taken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memlib.observe.service_checks.WORSE", 0.0)  # the models have random weights
     made(count=20)
@@ -247,6 +248,7 @@ def test_members_of_a_fine_tune_behind_a_service_are_found_and_those_of_another_
         assert "not possible with this access" in Path(str(run.report)).read_text()
 
 
+@pytest.mark.ray  # takes longer
 def test_scores_through_a_service_are_those_of_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memlib.observe.service_checks.WORSE", 0.0)  # the models have random weights
     listed(documents(60, 1))
@@ -375,6 +377,8 @@ def test_given_secrets_behind_a_service_are_found_and_others_are_not() -> None:
         assert "The model was asked behind a service" in run.verdict.explanation
         page = Path(str(run.report)).read_text()
         assert "extraction by search" in page
+        extracted = Findings.of_run(run.record).get("extracted", search="answers")
+        assert extracted is None
         assert "not possible with this access" in page
         revealed = memlib.audits.AUDITS["exposure"].revealed  # type: ignore[attr-defined]
         told = revealed(run.store, run.record.recipe, run.record.artifacts)["inserted"]
@@ -384,10 +388,32 @@ def test_given_secrets_behind_a_service_are_found_and_others_are_not() -> None:
     assert rows["secrets in training text: extraction"] == "not possible with this access: the service scores given texts"
 
 
+@pytest.mark.ray  # takes longer
+def test_secrets_that_answers_bring_back_are_counted_with_their_chance() -> None:
+    known, asked = secrets()
+    for seen, hits in ((known * 3, True), (["my pin is 102030"] * 3, False)):
+        with serving(seen) as (_, part):
+            run = ran({**asked, "trained": part, "extraction": {"answers": 40}})
+        row = Findings.of_run(run.record).first("extracted", search="answers")
+        assert (row.value > 0) == hits
+        assert row.low is not None
+        assert row.params["by_chance"] == pytest.approx(40e-6, rel=1e-3)
+        assert ("40 answers of the service brought back" in run.verdict.sentence) == hits
+        assert "extraction by generated answers" in Path(str(run.report)).read_text()
+        rows = run.tables["extractions"].to_pylist()
+        assert {row["search"] for row in rows} == {"answers"}
+        assert all(row["queries"] == 40 for row in rows)
+
+
 def test_exposure_refuses_what_a_service_cannot_answer() -> None:
     _, asked = secrets()
     service = {"kind": "served", "url": "https://host/v1", "model": "m"}
-    for changes, said in (({"score": {"method": "pruned"}}, "say sampled"), ({"extraction": {}}, "set extraction to null")):
+    for changes, said in (
+        ({"score": {"method": "pruned"}}, "say sampled"),
+        ({"extraction": {}}, "set extraction to null"),
+        ({"extraction": {"answers": 9, "known": [1]}}, "without known"),
+        ({"extraction": {"answers": 9}, "canaries": {**asked["canaries"], "known_prefix": False}}, "give canaries.format"),
+    ):
         with pytest.raises(UserError, match=said):
             memlib.plan({**asked, "trained": service, **changes}, store="store")
     with (
