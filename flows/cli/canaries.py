@@ -292,7 +292,9 @@ def _asked(folder: Path, services: dict[str, Any], step: int, store: str) -> Rec
     from memlib.running.runners import PlainRunner
     from memlib.store import Store
 
-    recipe: Any = AuditRequest.read({"audit": "canaries", "canaries": str(folder), **services}).recipe
+    request = AuditRequest.read({"audit": "canaries", "canaries": str(folder), **services})
+    request.allow_code()
+    recipe: Any = request.recipe
     runner = PlainRunner(Store(store))
     runner.warn = lambda text: console.print(text, soft_wrap=True)  # type: ignore[method-assign]
     return losses_of_service(runner, recipe, step)

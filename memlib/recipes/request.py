@@ -14,6 +14,7 @@ from memlib.audits.arrangement import resolved
 from memlib.audits.attacks import IDS, not_for
 from memlib.audits.base import Audit
 from memlib.errors import UserError
+from memlib.models.external.served import allow_services, services_in
 from memlib.pipeline import user_code
 from memlib.recipes import RecipeError
 from memlib.recipes.files import load_recipe, origin_of, overridden, shipped_recipes, suggestion, validate
@@ -74,8 +75,11 @@ class AuditRequest:
         return cls.read(named, settings, expected=expected)
 
     def allow_code(self) -> None:
-        """Let this process run the code that the recipe names, which the user, and not a store or a server, has given."""
-        user_code.allow(user_code.modules_in(self.recipe.model_dump(mode="json")))
+        """Let this process run the code and ask the services of the recipe, which the user, and no store or server, has given."""
+        content = self.recipe.model_dump(mode="json")
+        user_code.allow(user_code.modules_in(content))
+        if hosts := list(services_in(content)):
+            allow_services(hosts)
 
 
 def _check_kind(audit: Audit, recipe: Spec) -> None:

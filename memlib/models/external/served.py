@@ -12,10 +12,11 @@ import os
 import random
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ LONGEST_WAIT = 60.0  # seconds between two tries, unless the service says how lo
 MOST_WAIT = 600.0  # seconds that a service may ask to wait
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 CODE = re.compile(r"[A-Za-z][A-Za-z_]{2,40}")  # names of errors; a service's own words may quote texts and keys
+SERVICES = "MEMLIB_SERVICES"  # hosts to which recipes may send texts on this machine
 MARKER = -9000.0  # nats; services mark tokens below their ranks by -9999
 ABOVE = 1e-6  # nats above 0 that are rounding
 MOST_BEFORE = 2  # tokens without a probability at the start of a text: its beginning, and the first token
@@ -383,10 +385,36 @@ def first_model(spec: ServedSpec) -> str:
     return found[0]
 
 
+def services_in(content: Any) -> Iterator[str]:
+    """Yield the hosts of services in the content of a recipe, as plain JSON."""
+    if isinstance(content, Mapping):
+        if content.get("kind") == "served":
+            yield urlsplit(str(content.get("url"))).netloc
+        for value in content.values():
+            yield from services_in(value)
+    elif isinstance(content, list | tuple):
+        for value in content:
+            yield from services_in(value)
+
+
+def allow_services(hosts: Iterable[str]) -> None:
+    """Allow services in this process and its children, in addition to MEMLIB_SERVICES."""
+    os.environ[SERVICES] = ",".join(dict.fromkeys([*_allowed(), *hosts]))
+
+
+def _allowed() -> list[str]:
+    return [host for name in os.environ.get(SERVICES, "").split(",") if (host := name.strip())]
+
+
 def check_consent(spec: ServedSpec) -> None:
-    """Raise UserError unless the recipe allows that texts are sent."""
+    """Raise UserError unless recipe and machine allow that texts are sent: a recipe may come from a store or a server."""
     if not spec.sends:
         raise UserError(f"texts would be sent to {spec.host}: set sends to true in the recipe (--sends) if they may be")
+    if spec.host not in _allowed():
+        raise UserError(
+            f"the recipe sends texts to {spec.host}, which this machine does not allow; if you trust that service, set "
+            f"{SERVICES}={spec.host}"
+        )
 
 
 def _scored(pieces: Sequence[str], values: Sequence[Any], tops: Sequence[Mapping[str, Any]], sent: int) -> Scored:

@@ -11,7 +11,17 @@ from pydantic import ValidationError
 from small_service import serving
 
 from memlib.errors import ResourcesError, RunError, UserError
-from memlib.models.external.served import Budget, Refused, Service, budget_of, check_consent, first_model, key_of
+from memlib.models.external.served import (
+    SERVICES,
+    Budget,
+    Refused,
+    Service,
+    budget_of,
+    check_consent,
+    first_model,
+    key_of,
+)
+from memlib.recipes.request import AuditRequest
 from memlib.specs import ServedSpec
 
 HOST: dict[str, Any] = {"kind": "served", "url": "https://host/v1", "model": "m"}
@@ -44,8 +54,15 @@ def test_the_identity_leaves_out_limits_key_and_price() -> None:
 
 
 def test_nothing_is_sent_without_consent_or_without_the_key_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SERVICES, "")
     with pytest.raises(UserError, match="set sends to true"):
         check_consent(spec())
+    with pytest.raises(UserError, match="which this machine does not allow; .* set MEMLIB_SERVICES=host"):
+        check_consent(spec(sends=True))
+    AuditRequest.read({"audit": "canaries", "canaries": "c", "service": {**HOST, "sends": True}}).allow_code()
+    check_consent(spec(sends=True))
+    with pytest.raises(UserError, match="does not allow"):
+        check_consent(spec(sends=True, url="https://elsewhere/v1"))
     monkeypatch.delenv("SOME_KEY", raising=False)
     with pytest.raises(UserError, match="the environment variable SOME_KEY .* is not set"):
         key_of(spec(key="SOME_KEY"))
