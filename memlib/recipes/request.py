@@ -75,7 +75,7 @@ class AuditRequest:
         return cls.read(named, settings, expected=expected)
 
     def allow_code(self) -> None:
-        """Let this process run the code and ask the services of the recipe, which the user, and no store or server, has given."""
+        """Allow the code and the services of the recipe, which the user, and no store or server, has given."""
         content = self.recipe.model_dump(mode="json")
         user_code.allow(user_code.modules_in(content))
         if hosts := list(services_in(content)):
