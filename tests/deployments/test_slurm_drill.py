@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,10 @@ def test_processes_are_found_by_a_variable_of_their_environment() -> None:
     name = f"NODE_OF_{os.getpid()}"
     with subprocess.Popen(["sleep", "60"], env=os.environ | {name: "n1"}) as process:
         try:
+            for _ in range(200):  # until it has become `sleep`, a process shows no environment
+                if list(with_variable(name, "n1")):
+                    break
+                time.sleep(0.02)
             assert list(with_variable(name, "n1")) == [process.pid]
             assert list(with_variable(name, "n")) == []
         finally:
