@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlib.errors import RunError, UserError
-from memlib.models.external.served import APIS, GENERATED_ALONE, MARKER, Api, Generated, Refused, Scored, Service
+from memlib.models.external.served import ABOVE, APIS, GENERATED_ALONE, MARKER, Api, Generated, Refused, Scored, Service
 from memlib.specs import ServedSpec
 
 Level = Literal["scores", "probabilities", "text"]
@@ -190,6 +190,21 @@ async def _check(spec: ServedSpec, sentences: Sequence[str]) -> ServiceCheck:
     raise RunError(reasons[0] if reasons else f"{spec.host} cannot be asked")
 
 
+async def score_text(service: Service, text: str, what: str) -> Scored:
+    """Return the scored tokens of a text.
+
+    Args:
+        what: such texts, in the plural.
+
+    Raises:
+        RunError: when the tokens are not those of the text.
+    """
+    scored = await service.score(text)
+    if said := unlike_text(scored, text):
+        raise RunError(f"the service cannot be used for these {what}: {said}")
+    return scored
+
+
 def unlike_text(scored: Scored, text: str) -> str:
     """Return how the tokens of a service differ from the text that was sent; "" if they do not.
 
@@ -280,7 +295,7 @@ def _unusable(scored: Scored) -> str:
         return "all log probabilities are 0 (the service accepts the parameter and does not compute them)"
     if bool((known < MARKER).any()):
         return f"log probabilities of {known.min():.0f} mark tokens below a rank; they are no probabilities"
-    if bool((known > 1e-6).any()):
+    if bool((known > ABOVE).any()):
         return f"a log probability is {known.max():.2g}, above 0"
     if len(known) > 2 and float(np.ptp(known)) < 1e-9:
         return "all tokens of a text have the same log probability"

@@ -107,12 +107,10 @@ class AskCanaries(Stage[Answers]):
 
 async def _likelihood(service: Service, one: CanaryDocument) -> Answers:
     """Return minus the log probability of a canary's random part, and its number of tokens."""
-    from memlib.observe.service_checks import unlike_text
+    from memlib.observe.service_checks import score_text
 
     text = one.text[: one.span[1]]
-    scored = await service.score(text)
-    if said := unlike_text(scored, text):
-        raise RunError(f"the service cannot be used for these canaries: {said}")
+    scored = await score_text(service, text, "canaries")
     loss, tokens = scored.loss(text, *one.span)
     return {"loss": np.array(loss), "tokens": np.array(tokens)}
 

@@ -135,13 +135,11 @@ def windows_of(data: CorpusData) -> list[str]:
 
 
 async def _cost(service: Service, asked: tuple[str, str]) -> Mapping[str, NDArray[Any]]:
-    from memlib.observe.service_checks import unlike_text
+    from memlib.observe.service_checks import score_text
 
     before, text = asked
     whole = before + text
-    scored = await service.score(whole)
-    if said := unlike_text(scored, whole):
-        raise RunError(f"the service cannot be used for these texts: {said}")
+    scored = await score_text(service, whole, "texts")
     loss, tokens = scored.loss(whole, len(before), len(whole))
     return {"loss": np.array(loss), "tokens": np.array(float(tokens))}
 

@@ -150,18 +150,17 @@ def _inside(parts: Sequence[tuple[int, int]], place: int, length: int) -> list[t
 
 async def _tokens_of(service: Service, pieces: Sequence[Piece]) -> Mapping[str, NDArray[Any]]:
     """Return log probabilities of the tokens of one document."""
-    from memlib.observe.service_checks import unlike_text
+    from memlib.observe.service_checks import score_text
 
     log_p, right, spelled = [], [], hashlib.sha256()
     for piece, parts in pieces:
-        scored = await service.score(piece)
         if isinstance(piece, str):
-            if said := unlike_text(scored, piece):
-                raise RunError(f"the service cannot be used for these documents: {said}")
+            scored = await score_text(service, piece, "documents")
             kept = np.zeros(len(scored.log_p), dtype=bool)
             for part in parts:
                 kept |= scored.within(piece, *part)
         else:
+            scored = await service.score(piece)
             kept = np.zeros(len(piece), dtype=bool)
             for start, stop in parts:
                 kept[start:stop] = True
