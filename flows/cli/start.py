@@ -38,6 +38,7 @@ from memlib.specs.cores import cores
 from memlib.store import DEFAULT_STORE, Store
 
 LIBRARIES = ("torch", "torchvision", "ray", "prefect", "numpy", "pyarrow", "scipy", "s3fs")
+MEASURED_SECONDS = 2.5  # of each of some twenty measurements
 LEAST_FREE = 2 * 2**30  # bytes of disk space; most audits fail with less
 Have = Literal[
     "membership", "image-model", "classifier-and-name", "encoders", "outputs", "language-model", "service", "fine-tuning",
@@ -285,9 +286,12 @@ def doctor(
     name: str | None = None,
     key: str | None = None,
     api: Shape = "auto",
+    measure: Annotated[bool, Parameter(negative="")] = False,
     json_: JsonOption = False,
 ) -> int:
     """Check whether this machine can run audits: libraries, GPU, FAISS, Prefect, the store, disk space; or test a service.
+
+    With --measure, also measure what a core, all cores and a GPU do in a second, from which memlib plan estimates costs.
 
     Exits with status 2 if there are problems to fix.
 
@@ -304,12 +308,18 @@ def doctor(
         Name of the environment variable with the service's key.
     api
         Shape of the service's requests: completions, generate (SGLang's) or chat; by default it is found.
+    measure
+        Measure the machine for a minute, with nothing else running, and keep its rates in the store.
     json_
         Print the results as JSON.
     """
+    if measure and model is not None:
+        raise UserError("--measure is of this machine, --model of a service: give one of them")
     if model is None and (name or key or api != "auto"):
         raise UserError("--name, --key and --api are of a service: give its address as --model")
     checks = list(_looked_at(store)) if model is None else list(_tested(model, name, key, api))
+    if measure:
+        checks += _measured(store)
     if json_:
         rows = [{"what": what, "found": state, "problem": problem} for what, state, problem in checks]
         show_json(rows)
@@ -319,6 +329,15 @@ def doctor(
     if not json_:
         console.print(f"to fix: {', '.join(problems)}" if problems else "all is well")
     return 2 if problems else 0
+
+
+def _measured(store: str) -> list[tuple[str, str, str]]:
+    """Measure this machine, keep its rates in a store, and return them as `_looked_at` does."""
+    from memlib.pricing.machines import keep, measure_here, said_of
+
+    machine = measure_here(seconds=MEASURED_SECONDS)
+    keep(Store(store), machine)
+    return [("measured", f"{machine.name}: {said_of(machine)}", "")]
 
 
 def _tested(url: str, name: str | None, key: str | None, api: Shape) -> Iterator[tuple[str, str, str]]:

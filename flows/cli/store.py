@@ -35,7 +35,7 @@ from memlib.report.format import (
 from memlib.running import comparison
 from memlib.running.comparison import Comparison, FindingChange
 from memlib.running.freezing import MOST_SHOWN, departure_in_words
-from memlib.running.planning import Plan, in_time
+from memlib.running.planning import Plan, in_bytes, in_time
 from memlib.running.publishing import said_at_publication
 from memlib.runs import garbage, ledger, vouching
 from memlib.runs.erasures import erased_on, erased_part, erased_runs
@@ -297,14 +297,24 @@ def _in_all(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def print_plan(found: Plan) -> None:
     """Print the data as read, a row per stage with the key of its first part, then unknown stages, limits and costs."""
-    table = _table(f"store {found.store.uri}", "stage", "key", "parts", "in store", "to compute", "estimate")
-    for stage, parts in found.by_stage():
+    price = found.price
+    priced = {} if price is None else price.stages
+    headings = ("stage", "key", "parts", "in store", "to compute", "CPU", "GPU", "here", "memory", "written")
+    table = _table(f"store {found.store.uri}", *headings)
+    by_stage = dict(found.by_stage())
+    for stage in [*by_stage, *(name for name in priced if name not in by_stage)]:
+        parts = by_stage.get(stage, [])
         missing = [part for part in parts if not part.hit]
-        known = [part.seconds for part in missing if part.seconds is not None]
-        cost = "" if not missing else in_time(sum(known)) if len(known) == len(missing) else "unknown"
-        key = parts[0].ref.key[:12] if len(parts) == 1 else f"{parts[0].ref.key[:12]} ..."
-        counts = (str(len(parts)), str(len(parts) - len(missing)), str(len(missing)))
-        table.add_row(stage, key, *counts, cost)
+        key = "not yet known" if not parts else parts[0].ref.key[:12] + (" ..." if len(parts) > 1 else "")
+        one = priced.get(stage)
+        count = max(len(missing), 0 if one is None else one.parts)
+        counts = (str(len(parts) or count), str(len(parts) - len(missing)), str(count))
+        costs = ("", "", "", "", "") if not count else ("unknown", "", "", "", "")
+        if one is not None:
+            gpu = in_time(one.gpu_seconds) if one.gpu_seconds else ""
+            times = (in_time(one.cpu_seconds), gpu, in_time(one.wall_seconds))
+            costs = (*times, in_bytes(one.memory), in_bytes(one.written))
+        table.add_row(stage, key, *counts, *costs)
     for stage, lines in found.read.items():
         for line in dict.fromkeys(lines):
             console.print(f"{stage}: {line}", soft_wrap=True)
@@ -318,7 +328,9 @@ def print_plan(found: Plan) -> None:
         console.print(line, soft_wrap=True)
     for cell, problem in found.problems.items():
         console.print(f"cell {cell} cannot run: {problem}", soft_wrap=True)
-    for line in (*found.all_limits, found.cost):
+    for reason, stages in {} if price is None else price.by_reason.items():
+        console.print(f"without a price: {', '.join(stages)}; {reason}", soft_wrap=True)
+    for line in (*found.all_limits, *(() if price is None else (price.machine.described, *price.warnings)), found.cost):
         console.print(line, soft_wrap=True)
 
 

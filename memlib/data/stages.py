@@ -409,9 +409,13 @@ class Split(SplitsStage):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write splits.parquet."""
+        self._write(self.table(), attempt, self.shard.content)
+
+    def table(self) -> pa.Table:
+        """Return the role of each example (tables.SPLITS)."""
         path, groups = self.split.sets, _groups(self.shard, self.split.group)
         given = None if path is None else said_of_examples(path, "set", setting="split.sets")
-        self._write(split_examples(self.shard.content.index, self.split, groups, given), attempt, self.shard.content)
+        return split_examples(self.shard.content.index, self.split, groups, given)
 
     def preview(self) -> list[str]:
         """List the classes that are too small; return an empty list if the images are not decoded yet."""
@@ -446,8 +450,11 @@ class HoldOut(SplitsStage):
 
     def write(self, attempt: Attempt, device: torch.device) -> None:
         """Write splits.parquet."""
-        table = hold_out(self.shard.content.index, self.split, _groups(self.shard, self.split.group))
-        self._write(table, attempt, self.shard.content)
+        self._write(self.table(), attempt, self.shard.content)
+
+    def table(self) -> pa.Table:
+        """Return the role of each example (tables.SPLITS)."""
+        return hold_out(self.shard.content.index, self.split, _groups(self.shard, self.split.group))
 
 
 def _groups(shard: Artifact[Shard], spec: GroupSpec | None) -> NDArray[np.int64] | None:

@@ -1,11 +1,13 @@
 """Plans of audits, and the republication of finished audits, without loading Prefect or PyTorch."""
 
+import functools
 import os
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memlib.audits.arrangement import body_of, stage_names, stages_within
 from memlib.audits.base import Audit
@@ -26,6 +28,9 @@ from memlib.specs import Resources, Spec
 from memlib.specs.question import asks_digest
 from memlib.store import Ref, Store
 
+if TYPE_CHECKING:
+    from memlib.pricing.price import Price
+
 OWN_SERVER = "ephemeral"  # the Prefect profile with which each run starts its own server
 
 
@@ -34,8 +39,21 @@ def plan(audit: Audit, recipe: Spec, store: str, resources: Resources, *, force:
     result = Plan(Store(store))
     result.limits += [*audit.limits(recipe), *check_files(recipe)]
     with result.following(stage_names(audit, recipe)), user_code.planning():
-        body_of(audit)(PlanRunner(result, resources, frozenset(force)), recipe)
+        try:
+            body_of(audit)(PlanRunner(result, resources, frozenset(force)), recipe)
+        except UserError as error:
+            if getattr(getattr(recipe, "data", None), "expected", None) is None or result.parts:
+                raise
+            result.limits.append(f"{error}; the price is that of data of the size in data.expected")
+            result.is_partial = True
+    result.pricing = functools.partial(_price, audit, recipe, result.store, resources, frozenset(force))
     return result
+
+
+def _price(audit: Audit, recipe: Spec, store: Store, resources: Resources, forced: frozenset[str]) -> "Price":
+    from memlib.pricing.price import price_of  # loads PyTorch
+
+    return price_of(audit, recipe, store, resources, forced=forced)
 
 
 def needs_workers(audit: Audit, recipe: Spec, store: Store, resources: Resources, *, force: Sequence[str] = ()) -> bool:

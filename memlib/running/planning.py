@@ -1,16 +1,15 @@
 """Plan of a run: the stages with their keys, whether each is already committed, and estimated costs; nothing is computed."""
 
 import contextlib
-import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of, stage_names
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UnknownUntilRun, UserError
-from memlib.identity import flat
 from memlib.pipeline.old_code import OldCode
 from memlib.pipeline.stage import (
     NO_CELLS,
@@ -29,8 +28,10 @@ from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
 from memlib.store import Ref, Store
 
-SAMPLE, NEIGHBORS = 50, 5
-MEASURABLE = 0.5  # seconds; a lower bound below it says nothing
+if TYPE_CHECKING:
+    from memlib.pricing.price import Price
+
+MEASURABLE = 0.5  # seconds
 
 
 def in_time(seconds: float) -> str:
@@ -40,6 +41,14 @@ def in_time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
+def in_bytes(size: float) -> str:
+    """Return a number of bytes as text, in MiB, GiB or TiB."""
+    for unit, name in ((2**40, "TiB"), (2**30, "GiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 2**20:.1f} MiB"
+
+
 @dataclass(frozen=True)
 class Planned:
     """One part of a stage in a plan.
@@ -47,45 +56,18 @@ class Planned:
     Attributes:
         ref: address of the part's artifact.
         hit: whether the artifact is committed.
-        seconds: estimated time on one worker, based on existing artifacts of the same stage; None if the part need not be
-            computed, or if the store has no such artifacts.
         after: earlier stages that will be computed; if their outputs differ from the ones that this part was computed from,
             the part is recomputed as well.
     """
 
     ref: Ref
     hit: bool
-    seconds: float | None
     after: tuple[str, ...] = ()
 
     @property
     def is_settled(self) -> bool:
         """True if the artifact is committed and no earlier stage can invalidate it."""
         return self.hit and not self.after
-
-
-class Costs:
-    """Cost estimates from the seconds per unit of work of the most similar artifacts in a store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._known: dict[str, list[tuple[dict[str, Any], float]]] = {}
-
-    def estimate(self, stage: str, spec: Any, units: float) -> float | None:
-        """Estimate the seconds that the work takes on one worker; None when the store has no artifacts of the stage.
-
-        Args:
-            spec: spec of the work; the estimate is based on the artifacts whose specs agree with it in the most keys.
-            units: amount of work, in the stage's own units.
-        """
-        if stage not in self._known:
-            manifests = self._store.artifacts.manifests(stage, limit=SAMPLE)
-            self._known[stage] = [(dict(flat(m.spec)), m.metrics.seconds / max(m.metrics.units, 1e-9)) for m in manifests]
-        known, wanted = self._known[stage], dict(flat(spec))
-        if not known:
-            return None
-        alike = sorted(known, key=lambda other: -sum(wanted.get(name) == value for name, value in other[0].items()))
-        return float(statistics.median(rate for _, rate in alike[:NEIGHBORS]) * units)
 
 
 @dataclass
@@ -103,6 +85,7 @@ class Plan:
         identities: the identity of each part that was reached.
         unreached: names of the stages that a flow could not be followed to.
         is_partial: whether stages are missing from the plan, because a flow could not be followed to its end.
+        pricing: function that follows the flow once more for the price of what is missing; None if nobody asks for it.
 
     Example:
         >>> import memlib
@@ -123,6 +106,7 @@ class Plan:
     identities: dict[Ref, Identity] = field(default_factory=dict)
     unreached: dict[str, None] = field(default_factory=dict)
     is_partial: bool = False
+    pricing: "Callable[[], Price] | None" = None
 
     def __str__(self) -> str:
         lines = [
@@ -137,31 +121,39 @@ class Plan:
 
     @property
     def is_lower_bound(self) -> bool:
-        """True if more may have to be computed than the known estimates account for."""
-        return self.is_partial or self._has_unknown or bool(self.problems) or bool(self.cascade())
+        """True if more may have to be computed than the price accounts for."""
+        without = self.price is None or bool(self.price.stopped)
+        return not self.is_finished and (without or bool(self.problems) or bool(self.cascade()))
+
+    @cached_property
+    def price(self) -> "Price | None":
+        """The price of what is missing; None if nothing is, or if nobody can say."""
+        return None if self.is_finished or self.pricing is None else self.pricing()
 
     @property
     def seconds(self) -> float | None:
-        """Estimated compute time in seconds, summed over the known estimates; None if that is only a lower bound and below
-        MEASURABLE.
-        """
-        known = sum(part.seconds or 0.0 for part in self.parts.values())
-        return None if self.is_lower_bound and known < MEASURABLE else known
+        """Estimated compute time in seconds of one core or GPU; None if only that of some stages is known, and too short."""
+        if self.is_finished:
+            return 0.0
+        spent = 0.0 if self.price is None else self.price.total("cpu_seconds")
+        return None if self.is_lower_bound and spent < MEASURABLE else spent
 
     @property
     def cost(self) -> str:
-        """One line with the estimated time to compute the missing stages, or with the reason why there is no estimate."""
-        if self.seconds is None:
-            unplanned = "the stages to compute are not known before the run"
-            return f"no cost estimate: {'this store has no similar artifacts yet' if self._has_unknown else unplanned}"
-        if all(part.hit for part in self.parts.values()):
+        """One line with the price of the missing stages, or with the reason why there is none."""
+        if self.is_finished:
             return "nothing to compute: all stages are in the store"
-        least = "at least " if self.is_lower_bound else ""
-        return f"to compute: {least}{in_time(self.seconds)} on one worker, estimated from similar stages in this store"
-
-    @property
-    def _has_unknown(self) -> bool:
-        return any(part.seconds is None and not part.hit for part in self.parts.values())
+        if self.price is None or self.seconds is None:
+            return "no cost estimate: the stages to compute are not known before the run"
+        price, least = self.price, "at least " if self.is_lower_bound else ""
+        spent, factor = price.total("cpu_seconds"), price.factor
+        gpu = price.total("gpu_seconds")
+        on_gpu = f", {in_time(gpu)} of them beside a GPU" if gpu else ""
+        return (
+            f"to compute: {least}{in_time(spent)} of one core (between {in_time(spent / factor)} and {in_time(spent * factor)})"
+            f"{on_gpu}; {in_time(price.total('wall_seconds'))} here; a worker needs {in_bytes(price.total('memory'))}; "
+            f"{in_bytes(price.total('written'))} are written, {in_bytes(price.total('kept'))} kept"
+        )
 
     @property
     def unknown(self) -> list[str]:
@@ -171,28 +163,25 @@ class Plan:
         ]
 
     def __post_init__(self) -> None:
-        self._costs = Costs(self.store)
         self._seen: set[str] = set()
 
-    def note(self, ref: Ref, spec: Any, units: float, *, before: Sequence[Ref] = (), forced: bool = False) -> None:
+    def note(self, ref: Ref, *, before: Sequence[Ref] = (), forced: bool = False) -> None:
         """Record one part of a stage.
 
         Args:
             ref: address of the part's artifact.
-            spec, units: spec and amount of the work.
             before: addresses of the artifacts that the part reads.
             forced: whether the part is recomputed even if its artifact is committed.
         """
         self._seen.add(ref.stage)
         if ref not in self.parts:
             hit = self.store.artifacts.has(ref) and not forced
-            seconds = None if hit else self._costs.estimate(ref.stage, spec, units)
             again = [other for other in before if other in self.parts and not self.parts[other].is_settled]
-            self.parts[ref] = Planned(ref, hit, seconds, tuple(dict.fromkeys(other.stage for other in again)) if hit else ())
+            self.parts[ref] = Planned(ref, hit, tuple(dict.fromkeys(other.stage for other in again)) if hit else ())
 
-    def again(self, ref: Ref, spec: Any, units: float) -> None:
+    def again(self, ref: Ref) -> None:
         """Record that an artifact is recomputed because a later stage reads files that were evicted from it."""
-        self.parts[ref] = Planned(ref, False, self._costs.estimate(ref.stage, spec, units))
+        self.parts[ref] = Planned(ref, False)
 
     def saw(self, stage: str) -> None:
         """Record that a flow has reached a stage."""
@@ -247,14 +236,14 @@ class Plan:
                 "stage": part.ref.stage,
                 "key": part.ref.key,
                 "hit": part.hit,
-                "seconds": part.seconds,
                 "after": list(part.after),
             }
             for part in self.parts.values()
         ]
         blocked = {str(ref): list(stages) for ref, stages in self.blocked.items()}
         rest = {"blocked": blocked, "problems": self.problems, "limits": self.all_limits, "read": self.read}
-        return {"parts": parts, **rest, "seconds": self.seconds, "is_lower_bound": self.is_lower_bound}
+        price = None if self.price is None else self.price.as_json()
+        return {"parts": parts, **rest, "price": price, "seconds": self.seconds, "is_lower_bound": self.is_lower_bound}
 
 
 class PlanRunner:
@@ -270,7 +259,6 @@ class PlanRunner:
         self.plan, self._resources, self._forced = plan, resources or Resources(), forced
         self._known = Known()
         self._artifacts: dict[Ref, AnyArtifact] = {}
-        self._stages: dict[Ref, AnyStage] = {}
 
     @property
     def store(self) -> Store:
@@ -340,13 +328,10 @@ class PlanRunner:
         with contextlib.suppress(CorruptArtifact):
             stale = bool(self._known.changed_since(self.store, self.store.artifacts.manifest(ref)))
         before = self._known.named_in(stage.identity.inputs)
-        plan.note(ref, stage.identity.spec, stage.units, before=before, forced=ref.stage_name in self._forced or stale)
-        if stage.transient:
-            self._stages[ref] = stage
+        plan.note(ref, before=before, forced=ref.stage_name in self._forced or stale)
         for artifact in () if plan.parts[ref].hit else stage.reads_transient:
             if plan.parts[artifact.ref].hit and self.store.artifacts.evicted_files(artifact.ref):
-                evicted = self._stages[artifact.ref]
-                plan.again(artifact.ref, evicted.identity.spec, evicted.units)
+                plan.again(artifact.ref)
         with contextlib.suppress(CorruptArtifact):
             committed = self._artifact(stage) if plan.parts[ref].hit else None
             plan.read.setdefault(stage.title, []).extend(stage.preview() if committed is None else stage.described(committed))

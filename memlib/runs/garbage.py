@@ -41,6 +41,7 @@ PATTERNS = {
     "results": re.compile(r"results/table=\w+/audit=\w+/run=[0-9a-f]{12}/part-\d+\.parquet"),
     "tmp": re.compile(r"tmp/[0-9a-f]{32}\.part"),
     "index": re.compile(r"index/(runs\.json|index\.html)"),
+    "machines": re.compile(r"machines/[0-9a-f]{12}\.json"),
     "erased": re.compile(r"erased/([0-9a-f]{12}\.json|key)"),
     "deleted": re.compile(r"deleted/[0-9a-f]{12}\.json"),
     "clearing": re.compile(r"clearing/[0-9a-f]{12}\.json"),

@@ -15,6 +15,7 @@ from memlib.specs.data import (
     CropSpec,
     CsvSource,
     DataSpec,
+    ExpectedSpec,
     DigitsSource,
     GroupSpec,
     HoldOutSpec,

@@ -460,10 +460,25 @@ def _are_mappings(parts: Mapping[str, Any]) -> bool:
     return all(isinstance(part, Mapping) for part in parts.values())
 
 
+class ExpectedSpec(Spec):
+    """The size of a source that is not at hand where a run is planned: its price is estimated from these numbers alone."""
+
+    images: int = Field(ge=1, le=MOST_EXAMPLES)
+    """Number of images."""
+    classes: int = Field(default=1, ge=1, le=MOST_EXAMPLES)
+    """Number of classes, which are taken to be of equal size."""
+    width: int = Field(default=400, ge=1, le=MOST_PIXELS)
+    """Mean width of an image file in pixels."""
+    height: int = Field(default=400, ge=1, le=MOST_PIXELS)
+    """Mean height of an image file in pixels."""
+    boxed: float = Field(default=1.0, ge=0, le=1)
+    """Share of the images with boxes that leave room for a background crop."""
+
+
 class DataSpec(Spec):
     """The images, and the size at which they are decoded once for all later stages. Points are stored unchanged."""
 
-    added_later: ClassVar[frozenset[str]] = frozenset({"intensities", "labels", "storage"})
+    added_later: ClassVar[frozenset[str]] = frozenset({"intensities", "labels", "storage", "expected"})
 
     source: SourceSpec
     image_size: int = Field(default=32, ge=8, le=MOST_PIXELS)
@@ -483,6 +498,8 @@ class DataSpec(Spec):
     are taken to lie in [0, 1]."""
     labels: LabelsSpec | None = None
     """Labels whose examples are left out, such as those without a class."""
+    expected: ExpectedSpec | None = None
+    """Size of the source for memlib plan where its files are not at hand; part of no key."""
 
     @model_validator(mode="before")
     @classmethod

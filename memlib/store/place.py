@@ -31,6 +31,7 @@ FOLDERS = (
     "status",
     "logs",
     "index",
+    "machines",
     "erased",
     "deleted",
 )  # but Ray's

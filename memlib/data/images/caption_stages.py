@@ -229,8 +229,8 @@ class SplitPairs(Split):
         """Images, captions and, if there are files of groups or sets, their digests."""
         return {**super().inputs, "captions": self.captions.key}
 
-    def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write splits.parquet."""
+    def table(self) -> pa.Table:
+        """Return the role of each pair (tables.SPLITS)."""
         table, index = self.captions.content.table, self.shard.content.index
         index = index.filter(pc.is_in(index["example_id"], value_set=table["example_id"].combine_chunks()))
         for name, value in (("label", 0), ("class_name", "pair")):  # sides are drawn among all pairs, whatever their classes
@@ -250,7 +250,7 @@ class SplitPairs(Split):
         for name in (name for name in table.column_names if name.startswith("crop_")):  # no crop is shown to a model
             place = table.schema.get_field_index(name)
             table = table.set_column(place, name, pa.nulls(table.num_rows, table.schema.field(place).type))
-        self._write(table, attempt, self.shard.content)
+        return table
 
     def preview(self) -> list[str]:
         """Return an empty list: classes are not balanced."""

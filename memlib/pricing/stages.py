@@ -1,0 +1,401 @@
+"""The work of each kind of stage, from its settings and the sizes of what it reads; see docs/scale.md for the arithmetic."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+from collections.abc import Mapping
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from memlib.audits.captions.retrieval import EmbedPublic, Retrieve
+from memlib.audits.deja_vu.embedding import Embed
+from memlib.audits.deja_vu.searching import Probe, Search
+from memlib.audits.deja_vu.stages import Score as ScoreDejaVu
+from memlib.audits.deja_vu.stages import ScoreSetting
+from memlib.audits.exposure.observing import Perplexities, Ranks
+from memlib.audits.last_stages import PageStage, ScoresStage
+from memlib.audits.membership.shadows import Observe, TrainSubset
+from memlib.audits.unique_feature.score_nets import ScoreNets
+from memlib.audits.unique_feature.train_nets import TrainNets
+from memlib.data.canaries.features import TrainingRows
+from memlib.data.splits import HELD_OUT, REFERENCE, TARGET, TRAIN, VALIDATION
+from memlib.data import stages
+from memlib.data.examples import UnreadableImage
+from memlib.data.stages import Decode, DecodeBlock, SplitsStage, members_of
+from memlib.models.encoder import Encoder
+from memlib.observe.stages import CheckpointNorms, ModelOutputs
+from memlib.pipeline.stage import AnyStage, Artifact
+from memlib.pricing.counting import counting, saved_bytes
+from memlib.pricing.work import Work
+from memlib.specs import ClassifierSpec, DataSpec, TrainingSpec
+from memlib.training.fit import MODEL_FILE, Train, build_model
+from memlib.training.loop import Training, TrainingSet, Worker
+from memlib.training.small_nets import TrainSubsets
+from memlib.training.stacked import Examples, NetJob, _Stack, choose_stack_size
+
+META = torch.device("meta")
+PARAMETER_COPIES = 4  # weight, gradient and two moments of the optimizer
+STEP = 1.5e-3  # plain work of a step of the training loop: order, seeds, draws, a batch from the reading thread
+FUSED = 0.15  # of the operations that a recurrent layer is traced as, the share that its single operation costs
+SAVED = 0.01  # plain work of writing a checkpoint
+STORED = {"raw": 1.0, "png": 0.55, "jpeg": 0.2}  # bytes of a stored image for each byte of its pixels
+INDEXED = 80  # bytes of an example in an index
+READ, DRAWN = 1e-4, 8e-4  # plain work of reading an image, and of drawing an embedded scene
+
+
+@singledispatch
+def work_of(stage: AnyStage, artifact: Artifact[Any]) -> Work:
+    """Return the work of one part of a step.
+
+    Args:
+        artifact: the part's artifact, or its stand-in.
+    """
+    return Work(plain=0.1, written=1e4)
+
+
+# -- training -----------------------------------------------------------------------------------------
+
+
+@work_of.register
+def _train(stage: Train, artifact: Artifact[Any]) -> Work:
+    data, spec = stage.training_set(), stage.training
+    count = len(data)
+    batch = spec.batch_size or count
+    described = {**stage.describe(data.images), "head_alone": stage.head_alone}
+    label = np.asarray(data.labels[np.zeros(1, dtype=np.int64)])
+    step, weights = _step(
+        json.dumps(described), spec.model_copy(update={"seed": 0, "epochs": 1, "checkpoint_epochs": (), "checkpoint_steps": ()}),
+        batch, data.images.shape[1:], str(data.images.dtype), label.shape[1:], str(label.dtype), stage.base,
+    )
+    steps = spec.epochs * (count // batch)
+    kept = len(spec.kept_epochs) + len(spec.checkpoint_steps)
+    return step * steps + Work(written=weights * kept, plain=0.1 + SAVED * kept)
+
+
+@functools.lru_cache(maxsize=64)
+def _step(
+    described: str, spec: TrainingSpec, batch: int, shape: tuple[int, ...], dtype: str, label: tuple[int, ...], labels: str,
+    base: Any,
+) -> tuple[Work, int]:  # fmt: skip
+    """Return the work of one step of the training loop, traced on the meta device, and the bytes of the weights."""
+    from memlib.objectives import build_objective
+
+    content = json.loads(described)
+    half = spec.precision != "float32"
+    with META:
+        model = build_model(content, seed=0, base=base)
+    if content["head_alone"]:
+        model.freeze_backbone()  # type: ignore[operator]
+    images = np.zeros((1, *shape), dtype=dtype)
+    data = TrainingSet(images, np.zeros(batch, dtype=np.int64), np.zeros((batch, *label), dtype=labels))
+    side = int(content["model"].get("input_size") or shape[0])
+    training = Training(
+        model, build_objective(spec.objective), data, spec.model_copy(update={"precision": "float32", "patience": None}),
+        input_size=side, worker=Worker(device=META),
+    )  # fmt: skip
+    shown = torch.from_numpy(images).expand(batch, *shape)
+    given = torch.from_numpy(data.labels[:]).to(META)  # type: ignore[misc]
+    training.optimizer.step = lambda *_: None  # type: ignore[method-assign, assignment]  # fused steps need a device
+    with counting() as counted:
+        kept = saved_bytes(lambda: training.take_step(shown, given))
+    weights = sum(value.numel() * value.element_size() for value in training.model.state_dict().values())
+    trained = sum(value.numel() * value.element_size() for value in training.model.parameters())
+    memory = kept / spec.accumulate / (2 if half else 1) + PARAMETER_COPIES * trained + 3 * batch * math.prod(shape) * 4
+    work, tensors = counted.work, sum(1 for _ in training.model.parameters())
+    calls, passes = (2, 7) if spec.optimizer.name == "adamw" else (12 * tensors, 12)  # of the optimizer's step
+    fused = FUSED if any(isinstance(module, nn.RNNBase) for module in model.modules()) else 1.0
+    moved = fused * work.moved * (0.6 if half else 1.0) + passes * trained
+    changed = {"moved": moved, "calls": fused * work.calls + calls, "plain": STEP, "memory": memory, "half": half}
+    return Work(**work.as_json() | changed), weights
+
+
+@work_of.register
+def _train_subset(stage: TrainSubset, artifact: Artifact[Any]) -> Work:
+    return work_of.dispatch(Train)(stage, artifact)
+
+
+@work_of.register
+def _small(stage: TrainSubsets, artifact: Artifact[Any]) -> Work:
+    data = stage.subsets.data
+    return _stacked(stage.model, stage.training, data.images, len(stage.seeds), stage.subsets.num_classes, stage.subsets.epoch_size or len(stage.subsets.seen_by(0).rows))
+
+
+@work_of.register
+def _nets(stage: TrainNets, artifact: Artifact[Any]) -> Work:
+    count = stage.data.members(TRAIN).num_rows
+    work = _stacked(stage.model, stage.training, stage.data.images, len(stage.seeds), stage.data.num_classes, count)
+    return work
+
+
+def _stacked(spec: ClassifierSpec, training: TrainingSpec, images: Any, nets: int, classes: int, size: int) -> Work:
+    """Return the work of training small nets together: the steps of their stacks, counted in one step on the CPU."""
+    step, stack, weights = _stacked_step(
+        spec, training.model_copy(update={"seed": 0, "epochs": 1, "patience": None, "checkpoint_epochs": ()}),
+        tuple(images.shape[1:]), str(images.dtype), nets, classes, size,
+    )
+    steps = training.epochs * (size // (training.batch_size or size))
+    return step * (steps * math.ceil(nets / stack)) + Work(written=weights * nets * len(training.kept_epochs), plain=0.1)
+
+
+@functools.lru_cache(maxsize=64)
+def _stacked_step(
+    spec: ClassifierSpec, training: TrainingSpec, shape: tuple[int, ...], dtype: str, nets: int, classes: int, size: int
+) -> tuple[Work, int, int]:
+    images = np.zeros((1, *shape), dtype=dtype)
+    examples = Examples(images, np.zeros(1, dtype=np.int64))
+    rows = TrainingRows(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=bool))
+    jobs = [NetJob(seed, rows) for seed in range(nets)]
+    cpu = torch.device("cpu")
+    stack = choose_stack_size(spec, training, examples, jobs, classes, cpu, epoch_size=size)
+    trained = _Stack(spec, training, examples, jobs[:stack], classes, cpu, epoch_size=size)
+    places = next(iter(trained._batches(0)))
+    with counting() as counted:
+        losses, _ = trained._losses(places, 0)
+        trained._step(losses.sum(), 0)
+    weights = sum(value.numel() * value.element_size() for value in trained.net.state.values())
+    memory = weights * PARAMETER_COPIES + places.numel() * math.prod(shape) * 8
+    return Work(**{**counted.work.as_json(), "plain": 5e-4 + 2e-5 * stack, "memory": memory}), stack, weights // stack
+
+
+# -- observation --------------------------------------------------------------------------------------
+
+
+def _described(model: Artifact[Any]) -> dict[str, Any]:
+    """Return the description of a trained model, or of a chunk of nets."""
+    facts = model.facts
+    if "described" in facts:
+        return dict(facts["described"])
+    return dict(json.loads(model.path(MODEL_FILE).read_text(encoding="utf-8")))
+
+
+@functools.lru_cache(maxsize=64)
+def _forward(described: str, batch: int, shape: tuple[int, ...], is_symbols: bool, base: Any) -> tuple[Work, tuple[tuple[str, int], ...]]:
+    """Return the work of a forward pass through a model, traced on the meta device, and its outputs with their sizes."""
+    with META:
+        model = build_model(json.loads(described), seed=0, base=base).eval()
+        inputs = torch.zeros(batch, *shape, dtype=torch.int64 if is_symbols else torch.float32)
+    with torch.inference_mode(), counting() as counted:
+        outputs = model.all_layers(inputs) if isinstance(model, Encoder) else [("scores", model(inputs))]
+    weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    largest = counted.work.moved / max(counted.work.calls, 1) * 4
+    sizes = tuple((name, int(values[0].numel())) for name, values in outputs)
+    return Work(**{**counted.work.as_json(), "memory": weights + largest}), sizes
+
+
+def _passes(model: Artifact[Any], count: float, shape: tuple[int, ...], *, batch: int = 256, is_symbols: bool = False) -> tuple[Work, dict[str, int]]:
+    """Return the work of passing `count` examples through a model, or through each of a chunk of nets, and its outputs."""
+    described = _described(model)
+    nets = model.facts.get("nets") or 1
+    work, sizes = _forward(json.dumps(described), batch, shape, is_symbols, None)
+    return work * (count * nets / batch), dict(sizes)
+
+
+def _input_shape(described: Mapping[str, Any], stored: tuple[int, ...]) -> tuple[int, ...]:
+    side = described["model"].get("input_size")
+    if len(stored) == 3:
+        return (stored[2], side or stored[0], side or stored[1])
+    return stored
+
+
+@work_of.register
+def _embed(stage: Embed, artifact: Artifact[Any]) -> Work:
+    if not isinstance(stage.model, Artifact):
+        return Work(plain=0.002 * stage.units)
+    described, stored = _described(stage.model), stage.shard.content.images.shape[1:]
+    work, _ = _passes(stage.model, stage.units, _input_shape(described, stored))
+    width = sum(widths_of(stage).values())
+    cut = Work(plain=(6e-5 if stage.view.crop is None else 1.2e-4) * stage.units)
+    half = stage.precision != "float32"
+    rows = stage.units * width * (2 if stage.dtype == "float16" else 4) + 40 * stage.units
+    return Work(**{**(work + cut).as_json(), "half": half}) + Work(written=rows, plain=0.05)
+
+
+def widths_of(stage: Embed) -> dict[str, int]:
+    """Return the dimensions of the layers that a stage embeds; empty for an external encoder, where they are not known."""
+    if not isinstance(stage.model, Artifact):
+        return {}
+    shape = _input_shape(_described(stage.model), stage.shard.content.images.shape[1:])
+    _, sizes = _passes(stage.model, 1, shape)
+    deepest = list(sizes)[-1]
+    return {layer: sizes.get(layer, sizes[deepest]) for layer in stage.layers}
+
+
+@work_of.register
+def _search(stage: Search, artifact: Artifact[Any]) -> Work:
+    queries, dim = _rows(stage.queries), _width(stage.queries, stage.layer)
+    public = sum(_rows(part) for part in stage.public.parts)
+    written = queries * (stage.k * 12 + 40)
+    return Work(searched=queries * public * dim, written=written, plain=0.02, memory=min(public, 2**29 / 4 / dim) * dim * 4 * 2)
+
+
+def _rows(part: Artifact[Any]) -> float:
+    return part.store.artifacts.manifest(part.ref).metrics.units
+
+
+def _width(part: Artifact[Any], layer: str) -> int:
+    sizes: Mapping[str, int] = part.facts.get("widths") or {}
+    return sizes.get(layer, 512)
+
+
+@work_of.register
+def _probe(stage: Probe, artifact: Artifact[Any]) -> Work:
+    rows = sum(_rows(part) for part in stage.images.parts)
+    work = Work(plain=0.02)
+    for layer in stage.layers:
+        dim = _width(stage.images.parts[0], layer)
+        work += Work(products=rows * dim * dim + 30 * dim**3 / 3, searched=min(rows, 10_000) * sum(_rows(p) for p in stage.public.parts) * dim)
+    return work
+
+
+@work_of.register
+def _outputs(stage: ModelOutputs, artifact: Artifact[Any]) -> Work:
+    if not isinstance(stage.model, Artifact):
+        return Work(plain=0.1)
+    nets = stage.model.facts.get("nets") or 1
+    work, _ = _passes(stage.model, stage.units, _input_shape(_described(stage.model), stage.data.images.shape[1:]))
+    return work + Work(plain=0.02, written=4 * stage.units * stage.num_classes * nets)
+
+
+@work_of.register
+def _norms(stage: CheckpointNorms, artifact: Artifact[Any]) -> Work:
+    if not isinstance(stage.model, Artifact):
+        return Work(plain=0.1)
+    work, _ = _passes(stage.model, stage.units, _input_shape(_described(stage.model), stage.data.images.shape[1:]))
+    return work * 3 + Work(plain=0.02, written=8 * stage.units)
+
+
+@work_of.register
+def _observe(stage: Observe, artifact: Artifact[Any]) -> Work:
+    if not isinstance(stage.models, Artifact):
+        return Work(plain=0.1)
+    pool, held_out = (stage.data.members(role).num_rows for role in (TRAIN, HELD_OUT))
+    queries = (5 if stage.queries.shift else 1) * (2 if getattr(stage.queries, "flip", False) else 1)
+    nets = stage.models.facts.get("nets") or 1
+    count = pool * (queries + len(stage.earlier)) + held_out
+    work, _ = _passes(stage.models, count, _input_shape(_described(stage.models), stage.data.images.shape[1:]))
+    return work + Work(plain=0.02 + 2e-8 * count * nets, written=nets * (4 * pool * (queries + len(stage.earlier)) + pool + held_out))
+
+
+@work_of.register
+def _score_nets(stage: ScoreNets, artifact: Artifact[Any]) -> Work:
+    if not isinstance(stage.models, Artifact):
+        return Work(plain=1.0)
+    features = 1 + len(stage.nulls) + len(stage.config.removed_pixels)
+    shown = len(stage.labels) * (stage.config.max_examples or 1000) + (stage.probe.count or 1000)
+    count = shown * (1 + features + stage.config.random_draws)
+    work, _ = _passes(stage.models, count, _input_shape(_described(stage.models), stage.data.images.shape[1:]))
+    return work + Work(plain=0.1 + 0.02 * len(stage.nets), written=2000 * len(stage.nets))
+
+
+@work_of.register
+def _embed_public(stage: EmbedPublic, artifact: Artifact[Any]) -> Work:
+    return Work(plain=2.3e-4 * stage.units, written=4 * stage.units * _joint_width(stage.model))
+
+
+@work_of.register
+def _retrieve(stage: Retrieve, artifact: Artifact[Any]) -> Work:
+    width, public = _joint_width(stage.model), sum(_rows(part) for part in stage.public)
+    queries = stage.splits.content.num_rows / 4
+    return Work(searched=queries * public * width, written=queries * stage.k * 12, plain=0.05)
+
+
+def _joint_width(model: Any) -> int:
+    return int(_described(model)["model"]["image"]["projector"][-1]) if isinstance(model, Artifact) else 512
+
+
+@work_of.register
+def _perplexities(stage: Perplexities, artifact: Artifact[Any]) -> Work:
+    corpus = stage.at.data.corpus.content
+    told = corpus.members(VALIDATION).num_rows * corpus.windows.shape[1]
+    return _evaluations(stage, stage.units * len(stage.at.data.space.slots) + told / 4) + Work(plain=0.05)
+
+
+@work_of.register
+def _ranks(stage: Ranks, artifact: Artifact[Any]) -> Work:
+    space = stage.at.data.space
+    symbols = len(space.slots[-1])
+    leaves = space.size / (1 if stage.pruned else max(1, len(list(space.shards(stage.shards)))))
+    return _evaluations(stage, 1.1 * leaves / symbols) + Work(plain=0.02 + 8e-7 * leaves)
+
+
+def _evaluations(stage: Any, count: float) -> Work:
+    """Return the work of evaluating a language model on `count` prefixes, one symbol further each, in float64."""
+    if not isinstance(stage.at.model, Artifact):
+        return Work(plain=1e-4 * count)
+    described = _described(stage.at.model)
+    window = 16
+    work, _ = _forward(json.dumps(described), 64, (window,), True, None)
+    wide = 8.0 if stage.at.precision == "float64" else 1.0
+    return Work(products=work.products * count / 64 / window * wide, moved=work.moved * count / 64 / window * wide)
+
+
+# -- data, scores, pages ------------------------------------------------------------------------------
+
+
+@work_of.register(Decode)
+@work_of.register(DecodeBlock)
+def _decode(stage: Decode | DecodeBlock, artifact: Artifact[Any]) -> Work:
+    if isinstance(stage, Decode) and stage.blocks:
+        count = sum(_rows(block) for block in stage.blocks)
+        return Work(plain=2e-6 * count, written=INDEXED * count)
+    data = stage.data
+    pixels, dim, whole = _file(data.model_dump_json())
+    count = stage.last - stage.first if isinstance(stage, DecodeBlock) else whole
+    if dim is not None:
+        return Work(plain=2e-5 * count, written=count * (4 * dim + INDEXED))
+    stored = data.image_size**2 * data.channels
+    encoded = 0.0 if data.storage == "raw" else 2.0 * data.image_size**2
+    drawn = DRAWN if "scenes" in data.source.kind else 0.0
+    return Work(
+        plain=(READ + drawn) * count, pixels=(pixels + encoded) * count,
+        written=count * (stored * STORED[data.storage] + INDEXED), memory=8e6 + stored * 64,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=8)
+def _file(data: str) -> tuple[float, int | None, int]:
+    """Return the mean number of pixels of an image file of a source, the dimension of points, and the number of examples."""
+    spec = DataSpec.model_validate_json(data)
+    source = stages.open_source(spec.source, spec.intensities, spec.labels)
+    dim, count = getattr(source, "point_dim", None), len(source)
+    if dim is not None or spec.source.is_embedded:
+        return 0.0, dim, count
+    seen = []
+    for place in np.linspace(0, count - 1, 10).astype(int).tolist():
+        with contextlib.suppress(UnreadableImage):
+            seen.append(math.prod(source[place].image.shape[:2]))
+    return float(np.mean(seen or [0.0])), None, count
+
+
+@work_of.register
+def _splits(stage: SplitsStage, artifact: Artifact[Any]) -> Work:
+    return Work(plain=0.2, written=2e4)
+
+
+@work_of.register
+def _scores(stage: ScoresStage, artifact: Artifact[Any]) -> Work:
+    return Work(plain=SCORES.get(stage.declared.name, 1.0), written=1e5)
+
+
+SCORES = {"score_captions": 2.6, "score_exposure": 2.6, "score_forgetting": 4.3, "score_membership": 2.4, "score": 1.0, "self_influence": 0.15}
+
+
+@work_of.register(ScoreDejaVu)
+@work_of.register(ScoreSetting)
+def _score_deja_vu(stage: ScoreDejaVu | ScoreSetting, artifact: Artifact[Any]) -> Work:
+    if isinstance(stage, ScoreDejaVu) and stage.parts:
+        return Work(plain=0.5 + 0.05 * len(stage.parts), written=5e4)
+    rows = members_of(stage.splits, TARGET, REFERENCE).num_rows * len(stage.searches)
+    return Work(plain=0.5 + 1e-4 * rows * len(stage.config.k), written=5e4 + 40 * rows)
+
+
+@work_of.register
+def _page(stage: PageStage, artifact: Artifact[Any]) -> Work:
+    return Work(plain=0.9, written=3e5)
