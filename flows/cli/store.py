@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.cells import cell_len
@@ -57,6 +57,9 @@ from memlib.runs.signatures import public_key, shown_key
 from memlib.sanitize import count_of, plain
 from memlib.store import DEFAULT_STORE, STORE_VARIABLE, TRUST_VARIABLE, Store
 from memlib.store.permissions import replace_file
+
+if TYPE_CHECKING:
+    from memlib.pricing.price import StagePrice
 
 StoreOption = Annotated[str, Parameter(name="--store", env_var=STORE_VARIABLE)]
 TRUSTED = "A public key (Ed25519, PEM) from outside the store that must have signed every run that is read, see memlib sign."
@@ -295,30 +298,39 @@ def _in_all(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"total: {cores / 3600:.2f} CPU-hours, {gpus / 3600:.2f} GPU-hours, {written / 2**30:.2f} GiB written"
 
 
+COSTS: Mapping[str, "Callable[[StagePrice], str]"] = {
+    "CPU": lambda one: _short(one.cpu_seconds - one.gpu_seconds) if one.cpu_seconds > one.gpu_seconds else "",
+    "GPU": lambda one: _short(one.gpu_seconds) if one.gpu_seconds else "",
+    "written": lambda one: in_bytes(one.written),
+    "time": lambda one: _short(one.wall_seconds),
+    "memory": lambda one: in_bytes(one.memory),
+}  # columns of a plan: time of a core and of a GPU, bytes; then, in a wide terminal, time with all of them and a worker's memory
+NARROW = 3  # of these columns, how many a narrow terminal has
+
+
+def _short(seconds: float) -> str:
+    return in_time(seconds).replace("less than ", "< ")
+
+
 def print_plan(found: Plan) -> None:
     """Print the data as read, a row per stage with the key of its first part, then unknown stages, limits and costs."""
     price = found.price
     priced = {} if price is None else price.stages
-    headings = ("stage", "key", "parts", "in store", "to compute", "CPU", "GPU", "here", "memory", "written")
-    table = _table(f"store {found.store.uri}", *headings)
+    fitting = list(COSTS.items())[: None if console.width >= WIDE else NARROW]
+    shown = [(heading, show) for heading, show in fitting if any(show(one) for one in priced.values())]
+    headings = [heading for heading, _ in shown]
+    table = _table(f"store {found.store.uri}", "stage", "key", "parts", "in store", "to compute", *headings)
     by_stage = dict(found.by_stage())
     for stage in [*by_stage, *(name for name in priced if name not in by_stage)]:
-        parts = by_stage.get(stage, [])
-        missing = [part for part in parts if not part.hit]
+        parts, one = by_stage.get(stage, []), priced.get(stage)
+        missing = max(sum(not part.hit for part in parts), 0 if one is None else one.parts)
         key = "not yet known" if not parts else parts[0].ref.key[:12] + (" ..." if len(parts) > 1 else "")
-        one = priced.get(stage)
-        count = max(len(missing), 0 if one is None else one.parts)
-        counts = (str(len(parts) or count), str(len(parts) - len(missing)), str(count))
-        costs = ("", "", "", "", "") if not count else ("unknown", "", "", "", "")
-        if one is not None:
-            gpu = in_time(one.gpu_seconds) if one.gpu_seconds else ""
-            times = (in_time(one.cpu_seconds), gpu, in_time(one.wall_seconds))
-            costs = (*times, in_bytes(one.memory), in_bytes(one.written))
-        table.add_row(stage, key, *counts, *costs)
+        counts = (str(len(parts) or missing), str(sum(part.hit for part in parts)), str(missing))
+        table.add_row(stage, key, *counts, *("" if one is None else show(one) for _, show in shown))
     for stage, lines in found.read.items():
         for line in dict.fromkeys(lines):
             console.print(f"{stage}: {line}", soft_wrap=True)
-    if found.parts:
+    if table.row_count:
         console.print(table)
     for stage, after in found.cascade().items():
         retrained = "; it is retrained only with --cascade" if stage == "train" else ""

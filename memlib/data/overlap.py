@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from memlib.data.groups import small_version
 from memlib.data.images.captions import words_of
-from memlib.stats.neighbors import nearest_neighbors
 
 if TYPE_CHECKING:
     from memlib.data.stages import Shard
@@ -99,6 +98,8 @@ def _identical(first: Set, second: Set) -> Iterator[dict[str, Any]]:
 
 
 def _alike(first: Set, second: Set, near: float) -> Iterator[dict[str, Any]]:
+    from memlib.stats.neighbors import nearest_neighbors  # loads PyTorch
+
     small = []
     for one in (first, second):
         assert one.images is not None

@@ -9,19 +9,24 @@ Where the model was fine-tuned from a pretrained one, two attacks read its gains
 pretrained model's: the error zone (Ilic et al. 2026, arXiv 2601.12104) and windows (Chen et al. 2026, arXiv 2601.02751).
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from memlib.data.text.rows import SCORED
 from memlib.errors import RunError
-from memlib.models.sequence import LanguageModel
+
+if TYPE_CHECKING:  # plans of audits of documents need no PyTorch
+    import torch
+    from torch import Tensor
+
+    from memlib.models.sequence import LanguageModel
 
 FLOOR = 1e-12  # smallest variance of log probabilities over the vocabulary, in nats^2
 WINDOWS = (2, 3, 4, 6, 8, 11, 15, 21, 29, 40)  # lengths in tokens, geometric
@@ -182,7 +187,6 @@ def lowest_mean(values: NDArray[np.floating], share: float) -> float:
     return float(np.partition(values, count - 1)[:count].mean(dtype=np.float64))
 
 
-@torch.inference_mode()
 def token_scores(
     model: LanguageModel,
     windows: NDArray[np.integer],
@@ -266,6 +270,8 @@ def _by_document(
     marks: NDArray[np.uint8] | None,
 ) -> Iterator[Values]:
     """Yield (3, num_tokens) per document: log probabilities, the same standardized, and 1 for tokens that are likeliest."""
+    import torch
+
     pending: list[Values] = []  # rows of windows that wait for the rest of their document
     ahead, rows = iter(counts.tolist()), model.most_rows(windows.shape[1])
     wanted = next(ahead, 0)
@@ -280,15 +286,18 @@ def _by_document(
 
 def _of_windows(model: LanguageModel, windows: Tensor, scored: NDArray[np.bool_]) -> list[Values]:
     """Return (3, num_tokens) of each window (num_windows, window), of the tokens that are scored."""
-    log_probs = torch.log_softmax(model(windows).float(), dim=-1)
-    if torch.isnan(log_probs).any():
-        raise RunError("the model returns probabilities that are not numbers (NaN); its training has diverged")
-    wanted = windows.clamp(min=0)[..., None]
-    own = log_probs.gather(-1, wanted)[..., 0]
-    weights = log_probs.exp()
-    finite = torch.where(weights > 0, log_probs, 0.0)
-    mean = (weights * finite).sum(dim=-1)
-    spread = (weights * (finite - mean[..., None]).square()).sum(dim=-1).clamp(min=FLOOR).sqrt()
-    likeliest = log_probs.argmax(dim=-1) == wanted[..., 0]
-    found = torch.stack([own, (own - mean) / spread, likeliest.float()], dim=1).double().cpu().numpy()
+    import torch
+
+    with torch.inference_mode():
+        log_probs = torch.log_softmax(model(windows).float(), dim=-1)
+        if torch.isnan(log_probs).any():
+            raise RunError("the model returns probabilities that are not numbers (NaN); its training has diverged")
+        wanted = windows.clamp(min=0)[..., None]
+        own = log_probs.gather(-1, wanted)[..., 0]
+        weights = log_probs.exp()
+        finite = torch.where(weights > 0, log_probs, 0.0)
+        mean = (weights * finite).sum(dim=-1)
+        spread = (weights * (finite - mean[..., None]).square()).sum(dim=-1).clamp(min=FLOOR).sqrt()
+        likeliest = log_probs.argmax(dim=-1) == wanted[..., 0]
+        found = torch.stack([own, (own - mean) / spread, likeliest.float()], dim=1).double().cpu().numpy()
     return [values[:, inside] for values, inside in zip(found, scored, strict=True)]

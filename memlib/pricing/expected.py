@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from memlib.audits.captions.retrieval import VECTORS, EmbedPublic
 from memlib.audits.deja_vu.embedding import IDS, Embed
 from memlib.audits.exposure.observing import COSTS, COUNTS, Perplexities, Ranks
 from memlib.audits.exposure.sanitizing import Halve
@@ -228,6 +229,12 @@ def _embedded(stage: Embed, attempt: Attempt) -> None:
     """Write the width of each layer."""
     attempt.path(IDS).write_bytes(b"expected")
     attempt.facts |= {"widths": widths_of(stage)}
+
+
+@expect.register
+def _vectors(stage: EmbedPublic, attempt: Attempt) -> None:
+    """Write nothing that is read: the number of images counts alone."""
+    attempt.path(VECTORS).write_bytes(b"expected")
 
 
 @expect.register

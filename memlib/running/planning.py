@@ -146,13 +146,13 @@ class Plan:
         if self.price is None or self.seconds is None:
             return "no cost estimate: the stages to compute are not known before the run"
         price, least = self.price, "at least " if self.is_lower_bound else ""
-        spent, factor = price.total("cpu_seconds"), price.factor
-        gpu = price.total("gpu_seconds")
-        on_gpu = f", {in_time(gpu)} of them beside a GPU" if gpu else ""
+        gpu, factor = price.total("gpu_seconds"), price.factor
+        alone = price.total("cpu_seconds") - gpu  # beside each GPU there is a core
+        spent = f"{in_time(alone)} of one core" + (f" and {in_time(gpu)} of one GPU" if gpu else "")
         return (
-            f"to compute: {least}{in_time(spent)} of one core (between {in_time(spent / factor)} and {in_time(spent * factor)})"
-            f"{on_gpu}; {in_time(price.total('wall_seconds'))} here; a worker needs {in_bytes(price.total('memory'))}; "
-            f"{in_bytes(price.total('written'))} are written, {in_bytes(price.total('kept'))} kept"
+            f"to compute: {least}{spent}, give or take a factor of {factor:.2g}; {in_time(price.total('wall_seconds'))} with "
+            f"{'all GPUs that it asks for' if gpu else 'this machine'}; a worker needs {in_bytes(price.total('memory'))} of "
+            f"memory; {in_bytes(price.total('written'))} are written, of which {in_bytes(price.total('kept'))} stay"
         )
 
     @property
