@@ -42,7 +42,6 @@ from memlib.identity import content_key
 from memlib.pipeline.provenance import Declared
 from memlib.pipeline.stage import Artifact, Place, Stage
 from memlib.running import checks
-from memlib.running.planning import Costs
 from memlib.runs import garbage
 from memlib.runs.fingerprints import fingerprints_of
 from memlib.specs.resources import RunOptions
@@ -162,11 +161,7 @@ def store(count: int) -> None:
         refs = _timed("list them", lambda: garbage.committed(opened))
         assert len(refs) == count
         known = [Ref(stages[0], content_key(stages[0], version=1, spec={"number": i}, inputs={})) for i in range(2000)]
-        costs = Costs(opened)
-        _timed(
-            "plan 2,000 parts of one stage",
-            lambda: [(opened.artifacts.has(r), costs.estimate(r.stage, {"n": 1}, 1)) for r in known],
-        )
+        _timed("look 2,000 parts of one stage up", lambda: [opened.artifacts.has(r) for r in known])
         damaged = _timed("verify all of them", lambda: list(checks.check_artifacts(opened, refs)))
         assert not damaged
         _timed("gc, dry", lambda: garbage.garbage(opened, keep=[], days=-1))

@@ -304,7 +304,7 @@ COSTS: Mapping[str, "Callable[[StagePrice], str]"] = {
     "written": lambda one: in_bytes(one.written),
     "time": lambda one: _short(one.wall_seconds),
     "memory": lambda one: in_bytes(one.memory),
-}  # columns of a plan: time of a core and of a GPU, bytes; then, in a wide terminal, time with all of them and a worker's memory
+}  # columns of a plan: time of a core and of a GPU, bytes; in a wide terminal, time with all of them and memory, too
 NARROW = 3  # of these columns, how many a narrow terminal has
 
 

@@ -77,7 +77,7 @@ class TokenScores:
                 np.save(folder / f"{name}.npy", values)
 
     @classmethod
-    def load(cls, files: Sequence[Path]) -> "TokenScores":
+    def load(cls, files: Sequence[Path]) -> TokenScores:
         """Read the scores from files that `save` wrote; those of tokens are memory-mapped."""
         arrays: dict[str, Any] = {
             path.stem: np.load(path, mmap_mode=None if path.stem in PER_DOCUMENT else "r", allow_pickle=False)

@@ -1,4 +1,4 @@
-"""Counts of the tensor operations that a computation calls, without carrying it out where its tensors are on the meta device."""
+"""Counts of the tensor operations of a computation, which is not carried out where its tensors are on the meta device."""
 
 from __future__ import annotations
 
@@ -15,13 +15,38 @@ from torch.utils.flop_counter import flop_registry
 from memlib.pricing.work import Work
 
 FREE = frozenset(
-    "view _unsafe_view t transpose permute expand slice select unsqueeze squeeze detach alias as_strided empty empty_like "
-    "split unbind chunk _reshape_alias empty_strided new_empty unfold lift_fresh split_with_sizes is_pinned".split()
+    {
+        "view",
+        "_unsafe_view",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "detach",
+        "alias",
+        "as_strided",
+        "empty",
+        "empty_like",
+        "split",
+        "unbind",
+        "chunk",
+        "_reshape_alias",
+        "empty_strided",
+        "new_empty",
+        "unfold",
+        "lift_fresh",
+        "split_with_sizes",
+        "is_pinned",
+    }
 )  # operations that read and write nothing
 CONVOLUTIONS = frozenset(("convolution", "_convolution", "convolution_backward", "cudnn_convolution", "mkldnn_convolution"))
 
 
-class Counted(TorchDispatchMode):
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode under which all tensor operations are counted, and the bytes that are alive at one time.
 
     Example:
@@ -34,7 +59,7 @@ class Counted(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.work = Work()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -44,9 +69,12 @@ class Counted(TorchDispatchMode):
         name = packet.__name__
         if name not in FREE:
             macs = flop_registry[packet](*args, **(kwargs or {}), out_val=out) / 2 if packet in flop_registry else 0.0
-            moved = sum(one.numel() * one.element_size() for one in tree_leaves((args, kwargs, out)) if isinstance(one, Tensor))
-            kind = "convolutions" if name in CONVOLUTIONS else "products"
-            self.work += Work(**{kind: macs}, moved=moved, calls=1.0)
+            moved = sum(
+                one.numel() * one.element_size() for one in tree_leaves((args, kwargs, out)) if isinstance(one, Tensor)
+            )
+            is_convolution = name in CONVOLUTIONS
+            products, convolutions = (0.0, macs) if is_convolution else (macs, 0.0)
+            self.work += Work(products=products, convolutions=convolutions, moved=moved, calls=1.0)
         return out
 
 

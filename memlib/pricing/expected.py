@@ -131,18 +131,19 @@ def declared(recipe: Spec) -> Iterator[bool]:
     """
     data = getattr(recipe, "data", None)
     expected = getattr(data, "expected", None)
-    original = stages.open_source
-    if expected is None:
+    opening = vars(stages)
+    original = opening["open_source"]
+    if data is None or expected is None:
         yield False
         return
     try:
         original(data.source, data.intensities, data.labels).content_digest()
     except (UserError, OSError):
-        stages.open_source = lambda *_, **__: _Declared(expected)  # type: ignore[assignment, attr-defined]
+        opening["open_source"] = lambda *_, **__: _Declared(expected)
         try:
             yield True
         finally:
-            stages.open_source = original  # type: ignore[attr-defined]
+            opening["open_source"] = original
         return
     yield False
 
@@ -204,13 +205,27 @@ def _trained(stage: Train, attempt: Attempt) -> None:
 def _small(stage: TrainSubsets, attempt: Attempt) -> None:
     """Describe the nets."""
     images = stage.subsets.data.images
-    _describe_nets(attempt, stage.model.model_dump(mode="json"), stage.subsets.num_classes, images.shape, stage.seeds, stage.training.epochs)
+    _describe_nets(
+        attempt,
+        stage.model.model_dump(mode="json"),
+        stage.subsets.num_classes,
+        images.shape,
+        stage.seeds,
+        stage.training.epochs,
+    )
 
 
 @expect.register
 def _nets(stage: TrainNets, attempt: Attempt) -> None:
     """Describe the nets."""
-    _describe_nets(attempt, stage.model.model_dump(mode="json"), stage.data.num_classes, stage.data.images.shape, stage.seeds, stage.training.epochs)
+    _describe_nets(
+        attempt,
+        stage.model.model_dump(mode="json"),
+        stage.data.num_classes,
+        stage.data.images.shape,
+        stage.seeds,
+        stage.training.epochs,
+    )
 
 
 def _describe_nets(attempt: Attempt, model: Any, classes: int, stored: Any, seeds: Any, epochs: int) -> None:

@@ -7,6 +7,7 @@ import time
 
 from memlib.pricing.work import Rates
 from memlib.sanitize import count_of
+from memlib.specs.cores import cores
 from memlib.store import Store
 from memlib.store.records import Record, Seconds, Unreadable, parse
 
@@ -76,13 +77,11 @@ def measure_here(*, seconds: float) -> Machine:
     """
     import torch
 
-    from memlib.pricing.measuring import cores, machine, measure, speedup
+    from memlib.pricing.measuring import machine, measure, speedup
 
     gpu = measure(torch.device("cuda"), seconds=seconds) if torch.cuda.is_available() else None
     core = measure(torch.device("cpu"), seconds=seconds)
-    return Machine(
-        name=machine(), measured=time.time(), cores=cores(), speedup=speedup(seconds=seconds), core=core, gpu=gpu
-    )
+    return Machine(name=machine(), measured=time.time(), cores=cores(), speedup=speedup(seconds=seconds), core=core, gpu=gpu)
 
 
 def said_of(machine: Machine) -> str:

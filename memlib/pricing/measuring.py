@@ -84,6 +84,7 @@ def _processor() -> str:
 
 def _per_second(work: Callable[[], object], seconds: float, device: torch.device = torch.device("cpu")) -> float:
     """Return how often a second some work is done: the best of the measurement's five parts, as other work only delays it."""
+
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -146,7 +147,7 @@ def _calls(device: torch.device, seconds: float) -> float:
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(net(inputs), labels).backward()
+        F.cross_entropy(net(inputs), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     step()

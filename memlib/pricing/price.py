@@ -45,7 +45,10 @@ class StagePrice:
 
     def as_json(self) -> dict[str, Any]:
         """Return all numbers as plain JSON."""
-        return {**{name: getattr(self, name) for name in (*NUMBERS, "stage", "factor", "similar")}, "work": self.work.as_json()}
+        return {
+            **{name: getattr(self, name) for name in (*NUMBERS, "stage", "factor", "similar")},
+            "work": self.work.as_json(),
+        }
 
 
 NUMBERS = ("parts", "cpu_seconds", "gpu_seconds", "wall_seconds", "memory", "written", "kept")
@@ -93,9 +96,7 @@ class Price:
         }
 
 
-def price_of(
-    audit: Audit, recipe: Spec, store: Store, resources: Resources, *, forced: Collection[str] = ()
-) -> Price:
+def price_of(audit: Audit, recipe: Spec, store: Store, resources: Resources, *, forced: Collection[str] = ()) -> Price:
     """Return the price of what a run has yet to compute.
 
     Args:

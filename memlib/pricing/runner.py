@@ -20,7 +20,7 @@ from memlib.pricing.stages import work_of
 from memlib.pricing.work import Work
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
-from memlib.store import Ref, Store
+from memlib.store import Attempt, Ref, Store
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,9 @@ class PricingRunner:
         forced: stages that are computed even if the store holds them.
     """
 
-    def __init__(self, store: Store, scratch: Store, resources: Resources, found: Following, forced: Collection[str] = ()) -> None:
+    def __init__(
+        self, store: Store, scratch: Store, resources: Resources, found: Following, forced: Collection[str] = ()
+    ) -> None:
         self._forced = forced
         self._store, self._scratch, self._resources, self._found = store, scratch, resources, found
         self._artifacts: dict[Ref, AnyArtifact] = {}
@@ -106,12 +108,16 @@ class PricingRunner:
                 self._artifacts[ref] = Artifact(self._store, ref, type(stage))
             else:
                 self._artifacts[ref] = expected = Artifact(self._scratch, ref, type(stage))
-                with contextlib.suppress(MissingArtifact), self._scratch.artifacts.write(ref, **_plain(stage)) as attempt:
+                with contextlib.suppress(MissingArtifact), self._writing(stage) as attempt:
                     attempt.warn = lambda text: None
                     expect(stage, attempt)
                 self._found.parts.append(Part(stage, ref, work_of(stage, expected)))
         artifact: Artifact[Out] = self._artifacts[ref]
         return artifact
+
+    def _writing(self, stage: AnyStage) -> contextlib.AbstractContextManager[Attempt]:
+        identity = stage.identity
+        return self._scratch.artifacts.write(identity.ref, spec=identity.spec, inputs=identity.inputs, units=stage.units)
 
     def evict(self, artifacts: Sequence[AnyArtifact]) -> None:
         """Evict nothing."""
@@ -130,7 +136,3 @@ class PricingRunner:
         """Follow each cell; what cells share is noted once."""
         for cell in cells.values():
             self.follow(AUDITS[cell.audit], cell.recipe)
-
-
-def _plain(stage: AnyStage) -> dict[str, object]:
-    return {"spec": stage.identity.spec, "inputs": stage.identity.inputs, "units": stage.units}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from memlib.audits.captions.retrieval import EmbedPublic, Retrieve
 from memlib.audits.deja_vu.embedding import Embed
@@ -25,9 +25,8 @@ from memlib.audits.membership.shadows import Observe, TrainSubset
 from memlib.audits.unique_feature.score_nets import ScoreNets
 from memlib.audits.unique_feature.train_nets import TrainNets
 from memlib.data.canaries.features import TrainingRows
-from memlib.data.splits import HELD_OUT, REFERENCE, TARGET, TRAIN, VALIDATION
-from memlib.data import stages
 from memlib.data.examples import UnreadableImage
+from memlib.data.splits import HELD_OUT, REFERENCE, TARGET, TRAIN, VALIDATION
 from memlib.data.stages import Decode, DecodeBlock, SplitsStage, members_of
 from memlib.models.encoder import Encoder
 from memlib.observe.stages import CheckpointNorms, ModelOutputs
@@ -71,8 +70,14 @@ def _train(stage: Train, artifact: Artifact[Any]) -> Work:
     described = {**stage.describe(data.images), "head_alone": stage.head_alone}
     label = np.asarray(data.labels[np.zeros(1, dtype=np.int64)])
     step, weights = _step(
-        json.dumps(described), spec.model_copy(update={"seed": 0, "epochs": 1, "checkpoint_epochs": (), "checkpoint_steps": ()}),
-        batch, data.images.shape[1:], str(data.images.dtype), label.shape[1:], str(label.dtype), stage.base,
+        json.dumps(described),
+        spec.model_copy(update={"seed": 0, "epochs": 1, "checkpoint_epochs": (), "checkpoint_steps": ()}),
+        batch,
+        data.images.shape[1:],
+        str(data.images.dtype),
+        label.shape[1:],
+        str(label.dtype),
+        stage.base,
     )
     steps = spec.epochs * (count // batch)
     kept = len(spec.kept_epochs) + len(spec.checkpoint_steps)
@@ -101,7 +106,7 @@ def _step(
         input_size=side, worker=Worker(device=META),
     )  # fmt: skip
     shown = torch.from_numpy(images).expand(batch, *shape)
-    given = torch.from_numpy(data.labels[:]).to(META)  # type: ignore[misc]
+    given = torch.from_numpy(np.zeros((batch, *label), dtype=labels)).to(META)
     training.optimizer.step = lambda *_: None  # type: ignore[method-assign, assignment]  # fused steps need a device
     with counting() as counted:
         kept = saved_bytes(lambda: training.take_step(shown, given))
@@ -124,7 +129,14 @@ def _train_subset(stage: TrainSubset, artifact: Artifact[Any]) -> Work:
 @work_of.register
 def _small(stage: TrainSubsets, artifact: Artifact[Any]) -> Work:
     data = stage.subsets.data
-    return _stacked(stage.model, stage.training, data.images, len(stage.seeds), stage.subsets.num_classes, stage.subsets.epoch_size or len(stage.subsets.seen_by(0).rows))
+    return _stacked(
+        stage.model,
+        stage.training,
+        data.images,
+        len(stage.seeds),
+        stage.subsets.num_classes,
+        stage.subsets.epoch_size or len(stage.subsets.seen_by(0).rows),
+    )
 
 
 @work_of.register
@@ -137,8 +149,13 @@ def _nets(stage: TrainNets, artifact: Artifact[Any]) -> Work:
 def _stacked(spec: ClassifierSpec, training: TrainingSpec, images: Any, nets: int, classes: int, size: int) -> Work:
     """Return the work of training small nets together: the steps of their stacks, counted in one step on the CPU."""
     step, stack, weights = _stacked_step(
-        spec, training.model_copy(update={"seed": 0, "epochs": 1, "patience": None, "checkpoint_epochs": ()}),
-        tuple(images.shape[1:]), str(images.dtype), nets, classes, size,
+        spec,
+        training.model_copy(update={"seed": 0, "epochs": 1, "patience": None, "checkpoint_epochs": ()}),
+        tuple(images.shape[1:]),
+        str(images.dtype),
+        nets,
+        classes,
+        size,
     )
     steps = training.epochs * (size // (training.batch_size or size))
     return step * (steps * math.ceil(nets / stack)) + Work(written=weights * nets * len(training.kept_epochs), plain=0.1)
@@ -176,7 +193,9 @@ def _described(model: Artifact[Any]) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _forward(described: str, batch: int, shape: tuple[int, ...], is_symbols: bool, base: Any) -> tuple[Work, tuple[tuple[str, int], ...]]:
+def _forward(
+    described: str, batch: int, shape: tuple[int, ...], is_symbols: bool, base: Any
+) -> tuple[Work, tuple[tuple[str, int], ...]]:
     """Return the work of a forward pass through a model, traced on the meta device, and its outputs with their sizes."""
     with META:
         model = build_model(json.loads(described), seed=0, base=base).eval()
@@ -189,7 +208,9 @@ def _forward(described: str, batch: int, shape: tuple[int, ...], is_symbols: boo
     return Work(**{**counted.work.as_json(), "memory": weights + largest}), sizes
 
 
-def _passes(model: Artifact[Any], count: float, shape: tuple[int, ...], *, batch: int = 256, is_symbols: bool = False) -> tuple[Work, dict[str, int]]:
+def _passes(
+    model: Artifact[Any], count: float, shape: tuple[int, ...], *, batch: int = 256, is_symbols: bool = False
+) -> tuple[Work, dict[str, int]]:
     """Return the work of passing `count` examples through a model, or through each of a chunk of nets, and its outputs."""
     described = _described(model)
     nets = model.facts.get("nets") or 1
@@ -232,7 +253,9 @@ def _search(stage: Search, artifact: Artifact[Any]) -> Work:
     queries, dim = _rows(stage.queries), _width(stage.queries, stage.layer)
     public = sum(_rows(part) for part in stage.public.parts)
     written = queries * (stage.k * 12 + 40)
-    return Work(searched=queries * public * dim, written=written, plain=0.02, memory=min(public, 2**29 / 4 / dim) * dim * 4 * 2)
+    return Work(
+        searched=queries * public * dim, written=written, plain=0.02, memory=min(public, 2**29 / 4 / dim) * dim * 4 * 2
+    )
 
 
 def _rows(part: Artifact[Any]) -> float:
@@ -250,7 +273,10 @@ def _probe(stage: Probe, artifact: Artifact[Any]) -> Work:
     work = Work(plain=0.02)
     for layer in stage.layers:
         dim = _width(stage.images.parts[0], layer)
-        work += Work(products=rows * dim * dim + 30 * dim**3 / 3, searched=min(rows, 10_000) * sum(_rows(p) for p in stage.public.parts) * dim)
+        work += Work(
+            products=rows * dim * dim + 30 * dim**3 / 3,
+            searched=min(rows, 10_000) * sum(_rows(p) for p in stage.public.parts) * dim,
+        )
     return work
 
 
@@ -280,7 +306,9 @@ def _observe(stage: Observe, artifact: Artifact[Any]) -> Work:
     nets = stage.models.facts.get("nets") or 1
     count = pool * (queries + len(stage.earlier)) + held_out
     work, _ = _passes(stage.models, count, _input_shape(_described(stage.models), stage.data.images.shape[1:]))
-    return work + Work(plain=0.02 + 2e-8 * count * nets, written=nets * (4 * pool * (queries + len(stage.earlier)) + pool + held_out))
+    return work + Work(
+        plain=0.02 + 2e-8 * count * nets, written=nets * (4 * pool * (queries + len(stage.earlier)) + pool + held_out)
+    )
 
 
 @work_of.register
@@ -363,14 +391,14 @@ def _decode(stage: Decode | DecodeBlock, artifact: Artifact[Any]) -> Work:
 def _file(data: str) -> tuple[float, int | None, int]:
     """Return the mean number of pixels of an image file of a source, the dimension of points, and the number of examples."""
     spec = DataSpec.model_validate_json(data)
-    source = stages.open_source(spec.source, spec.intensities, spec.labels)
+    source = Decode(spec)._source
     dim, count = getattr(source, "point_dim", None), len(source)
     if dim is not None or spec.source.is_embedded:
         return 0.0, dim, count
-    seen = []
+    seen: list[float] = []
     for place in np.linspace(0, count - 1, 10).astype(int).tolist():
         with contextlib.suppress(UnreadableImage):
-            seen.append(math.prod(source[place].image.shape[:2]))
+            seen.append(float(math.prod(source[place].image.shape[:2])))
     return float(np.mean(seen or [0.0])), None, count
 
 
@@ -384,7 +412,14 @@ def _scores(stage: ScoresStage, artifact: Artifact[Any]) -> Work:
     return Work(plain=SCORES.get(stage.declared.name, 1.0), written=1e5)
 
 
-SCORES = {"score_captions": 2.6, "score_exposure": 2.6, "score_forgetting": 4.3, "score_membership": 2.4, "score": 1.0, "self_influence": 0.15}
+SCORES = {
+    "score_captions": 2.6,
+    "score_exposure": 2.6,
+    "score_forgetting": 4.3,
+    "score_membership": 2.4,
+    "score": 1.0,
+    "self_influence": 0.15,
+}
 
 
 @work_of.register(ScoreDejaVu)

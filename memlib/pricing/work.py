@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
@@ -63,5 +63,4 @@ class Rates(Record):
         half = "_half" if work.half else ""
         rates = {name: getattr(self, name) for name in SPENT}
         rates |= {name: getattr(self, name + half) for name in ("products", "convolutions")}
-        return sum(getattr(work, name) / rates[name] for name in SPENT)
-
+        return float(sum(getattr(work, name) / rates[name] for name in SPENT))

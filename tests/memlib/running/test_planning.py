@@ -1,4 +1,4 @@
-"""Costs are estimated from the most similar artifacts; a plan knows what it cannot estimate."""
+"""A plan knows what is in the store, and what its price leaves out."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from memlib.errors import MissingArtifact, UnknownUntilRun
-from memlib.running.planning import Costs, Plan, in_time
+from memlib.pricing.machines import ASSUMED
+from memlib.pricing.price import Price, StagePrice
+from memlib.running.planning import Plan, in_time
 from memlib.store import Ref, Store
 from memlib.store.records import sealed
 
@@ -25,36 +27,24 @@ def commit(store: Store, ref: Ref, spec: object, seconds: float, units: float) -
     file.write_text(json.dumps(sealed(manifest)))
 
 
-def test_costs_are_estimated_per_unit_from_the_most_similar_artifacts(store: Store) -> None:
-    for i in range(6):
-        commit(store, Ref("train", f"{i:032d}"), {"model": {"kind": "small"}, "seed": i}, seconds=10 + i, units=100)
-        commit(store, Ref("train", f"{i + 50:032d}"), {"model": {"kind": "large"}, "seed": i}, seconds=1000, units=100)
-    costs = Costs(store)
-    small = costs.estimate("train", {"model": {"kind": "small"}, "seed": 77}, 200)
-    assert 20 <= small <= 30
-    assert costs.estimate("train", {"model": {"kind": "large"}, "seed": 77}, 50) == 500
-    assert costs.estimate("embed", {}, 1) is None
-
-
 def test_plan_lists_hits_misses_and_the_stages_blocked_by_a_missing_artifact(store: Store) -> None:
     there, absent = Ref("decode", "0" * 32), Ref("split", "1" * 32)
     commit(store, there, {}, 1, 1)
     plan = Plan(store)
     with plan.following(("decode", "split", "train", "report")):
-        plan.note(there, {}, 1)
-        plan.note(there, {}, 1)
-        plan.note(absent, {}, 1)
+        plan.note(there)
+        plan.note(there)
+        plan.note(absent)
         store.artifacts.local_path(absent, "splits.parquet")
     assert [(part.ref, part.hit) for part in plan.parts.values()] == [(there, True), (absent, False)]
     assert plan.blocked == {absent: ("train", "report")}
     with plan.following(("decode", "report")):  # another flow, which gets to its end
-        plan.note(Ref("report", "2" * 32), {}, 1)
+        plan.note(Ref("report", "2" * 32))
     assert plan.blocked == {absent: ("train", "report")}
     assert [stage for stage, _ in plan.by_stage()] == ["decode", "split", "report"]
     forced = Plan(store)
-    forced.note(there, {}, 1, forced=True)
+    forced.note(there, forced=True)
     assert not forced.parts[there].hit
-    assert forced.parts[there].seconds == 1
 
 
 def test_missing_artifact_error_carries_its_reference(store: Store) -> None:
@@ -74,39 +64,37 @@ def test_a_plan_that_knows_no_stage_estimates_nothing(store: Store) -> None:
     assert plan.cost in str(plan)
 
 
-def test_cost_is_unknown_or_a_lower_bound_where_similar_artifacts_are_missing(store: Store) -> None:
-    there, known, unknown = Ref("decode", "0" * 32), Ref("decode", "1" * 32), Ref("train", "2" * 32)
+def priced(store: Store, seconds: float, **stopped: str) -> Plan:
+    stages = {"decode": StagePrice("decode", 1, cpu_seconds=seconds, wall_seconds=seconds, factor=1.5)}
+    return Plan(store, pricing=lambda: Price(ASSUMED, stages, stopped))
+
+
+def test_a_price_is_a_lower_bound_where_a_stage_has_none(store: Store) -> None:
+    there, missing = Ref("decode", "0" * 32), Ref("decode", "1" * 32)
     commit(store, there, {}, 30, 1)
-    plan = Plan(store)
-    plan.note(there, {}, 1)
+    plan = priced(store, 30)
+    plan.note(there)
     assert (plan.seconds, plan.cost) == (0, "nothing to compute: all stages are in the store")
-    plan.note(unknown, {}, 1)
-    assert plan.seconds is None
-    assert plan.cost == "no cost estimate: this store has no similar artifacts yet"
-    plan.note(known, {}, 1)
+    plan = priced(store, 30)
+    plan.note(missing)
     assert plan.seconds == 30
-    assert plan.cost.startswith("to compute: at least 30 s on one worker")
+    assert plan.cost.startswith("to compute: 30 s of one core, give or take a factor of 1.5;")
+    plan = priced(store, 30, train="split decides")
+    plan.note(missing)
+    assert plan.cost.startswith("to compute: at least 30 s of one core")
+    assert priced(store, 0.1, train="split decides").seconds is None
 
 
 def test_a_stage_that_may_be_computed_again_is_not_free(store: Store) -> None:
     first, second = Ref("decode", "0" * 32), Ref("split", "1" * 32)
     commit(store, first, {}, 0.01, 1)
     commit(store, second, {}, 100, 1)
-    plan = Plan(store)
-    plan.note(first, {}, 1, forced=True)
-    assert plan.cost.startswith("to compute: less than 1 s on one worker")
-    plan.note(second, {}, 1, before=[first])
+    plan = priced(store, 30)
+    plan.note(first, forced=True)
+    assert plan.cost.startswith("to compute: 30 s")
+    plan.note(second, before=[first])
     assert plan.parts[second].hit
-    assert plan.cost == "no cost estimate: the stages to compute are not known before the run"
-
-
-def test_a_plan_that_stops_early_is_a_lower_bound(store: Store) -> None:
-    commit(store, Ref("split", "0" * 32), {}, 7, 1)
-    plan = Plan(store)
-    with plan.following(("split", "train")):
-        plan.note(Ref("split", "1" * 32), {}, 1)
-        store.artifacts.local_path(Ref("split", "1" * 32), "splits.parquet")
-    assert plan.cost.startswith("to compute: at least 7 s on one worker")
+    assert plan.cost.startswith("to compute: at least 30 s")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,140 @@
+"""Prices are of a run's work: whatever the store holds, as large as its data, and corrected by runs like it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memlib.audits import AUDITS
+from memlib.audits.arrangement import body_of
+from memlib.pricing.machines import ASSUMED, Machine, keep, known
+from memlib.pricing.price import Price, price_of
+from memlib.pricing.runner import followed
+from memlib.pricing.work import SPENT, Rates, Work
+from memlib.recipes.request import AuditRequest
+from memlib.running.runners import PlainRunner
+from memlib.store import Store
+
+MOONS = {
+    "audit": "self_influence",
+    "data": {"source": {"kind": "two_moons", "num_examples": 60}},
+    "split": {"train_per_class": 20},
+    "model": {"architecture": "mlp", "widths": [4]},
+    "training": {"objective": {"kind": "supervised"}, "epochs": 4, "batch_size": 10, "augment": None},
+    "influence": {"checkpoints": 2},
+}
+SMOKE = (
+    ("deja-vu", "smoke"), ("captions", "captions_smoke"), ("exposure", "exposure_smoke"), ("forgetting", "forgetting_smoke"),
+    ("membership", "membership_smoke"), ("self-influence", "self_influence_smoke"),
+    ("unique-feature", "unique_feature_smoke"),
+)  # fmt: skip
+
+
+STAGES = {
+    "deja-vu": ("decode", "split", "train", "embed", "search", "probe", "score"),
+    "captions": ("decode", "captions", "split_pairs", "train_pairs", "embed_public", "retrieve", "score_captions"),
+    "exposure": ("secret/corpus", "train", "perplexities", "ranks", "secret/extract", "score_exposure"),
+    "forgetting": ("decode", "sets", "mixes", "train_subsets", "outputs", "score_forgetting"),
+    "membership": ("decode", "hold_out", "train_subsets", "observe_members", "score_membership"),
+    "self-influence": ("decode", "hold_out", "train", "gradient_norms", "self_influence"),
+    "unique-feature": ("decode", "hold_out", "canaries", "train_nets", "score_nets", "score"),
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def price(store: Store, audit: str, recipe: Any, changes: tuple[str, ...] = ()) -> Price:
+    request = AuditRequest.of_command(audit, recipe, changes)
+    return price_of(request.audit, request.recipe, store, request.resources)
+
+
+def moons(tmp_path: Path, **changes: Any) -> str:
+    path = tmp_path / "moons.json"
+    path.write_text(json.dumps(MOONS | changes))
+    return str(path)
+
+
+@pytest.mark.parametrize(("audit", "recipe"), SMOKE)
+def test_an_empty_store_prices_every_stage_of_an_audit(audit: str, recipe: str, store: Store) -> None:
+    request = AuditRequest.of_command(audit, recipe, ())
+    found = price_of(request.audit, request.recipe, store, request.resources)
+    assert not found.stopped
+    assert {"report_captions" if audit == "captions" else "report", *STAGES[audit]} <= found.stages.keys()
+    assert found.machine == ASSUMED
+    assert found.factor == 4
+    assert 1 < found.total("cpu_seconds") < 600
+    assert not Path(store.root).exists(), "a price writes nothing"
+
+
+def test_a_price_has_the_parts_and_units_of_the_run(tmp_path: Path, store: Store) -> None:
+    request = AuditRequest.of_command("self-influence", moons(tmp_path), ())
+    with followed(request.audit, request.recipe, store, request.resources) as found:
+        planned = sorted((part.ref.stage, part.stage.units) for part in found.parts)
+        keys = {part.ref.key for part in found.parts if part.ref.stage in ("decode", "hold_out")}
+    runner = PlainRunner(store)
+    body_of(request.audit)(runner, request.recipe)
+    done = [ref.rpartition("/") for ref in runner.computed]
+    made = sorted((stage, store.artifacts.manifests(stage, limit=9)[0].metrics.units) for stage, _, _ in done)
+    assert planned == made
+    assert keys <= {key for _, _, key in done}
+    assert not price(store, "self-influence", moons(tmp_path)).stages, "nothing is left to compute"
+
+
+def test_the_price_does_not_depend_on_what_else_the_store_holds(tmp_path: Path, store: Store) -> None:
+    """The time of a small net must not stand for that of a large one."""
+    large = moons(tmp_path, model={"architecture": "mlp", "widths": [4096, 4096]})
+    before = price(store, "self-influence", large).stages["train"]
+    request = AuditRequest.of_command("self-influence", moons(tmp_path), ())
+    body_of(request.audit)(PlainRunner(store), request.recipe)
+    after = price(store, "self-influence", moons(tmp_path, model={"architecture": "mlp", "widths": [4096, 4096]})).stages[
+        "train"
+    ]
+    assert (after.cpu_seconds, after.similar) == (before.cpu_seconds, 0)
+    small = price(store, "self-influence", moons(tmp_path), ("training.seed=5",)).stages["train"]
+    assert small.similar == 1
+    assert small.factor == 1.25
+    (manifest,) = store.artifacts.manifests("train", limit=9)
+    assert small.cpu_seconds == pytest.approx(manifest.metrics.cpu_seconds, rel=0.01)
+    longer = price(store, "self-influence", moons(tmp_path), ("training.epochs=40",)).stages["train"]
+    assert longer.similar == 0, "ten times as long is not of similar size"
+
+
+def test_data_that_are_not_at_hand_are_priced_by_their_expected_size(store: Store) -> None:
+    small = (
+        "data.expected.images=20000", "data.expected.classes=10", "split.train_per_class=100", "split.public_per_class=200",
+        "training.batch_size=128", "training.checkpoint_epochs=[]", "decode.epochs=[]",
+    )  # fmt: skip
+    found, doubled = (price(store, "deja-vu", "deja_vu_imagenet", (*small, f"training.epochs={n}")) for n in (1, 2))
+    assert not found.stopped
+    steps, views, models = 1000 // 128, 2, 2
+    assert found.stages["train"].work.convolutions == pytest.approx(models * steps * 128 * views * 3 * 7.8e9, rel=0.02)
+    assert found.stages["train"].gpu_seconds > 0
+    assert doubled.stages["train"].work.convolutions == 2 * found.stages["train"].work.convolutions
+
+
+def test_rates_are_kept_by_machine_and_damaged_ones_are_not_read(store: Store) -> None:
+    store.begin()
+    core = Rates(**dict.fromkeys(Rates.model_fields, 1e9))
+    here, there = (Machine(name=name, measured=when, cores=2, core=core) for name, when in (("here", 1.0), ("there", 2.0)))
+    for machine in (here, there):
+        keep(store, machine)
+    assert known(store, "here") == here
+    assert known(store, "elsewhere") == there, "else the newest"
+    for path in Path(store.root, "machines").iterdir():
+        path.write_text(path.read_text().replace("1000000000.0", "-1"))
+    assert known(store, "here") == ASSUMED
+
+
+def test_time_is_work_by_rates() -> None:
+    rates = Rates(**dict.fromkeys(Rates.model_fields, 2.0) | {"products_half": 8.0})
+    assert rates.seconds(Work(**dict.fromkeys(SPENT, 1.0))) == len(SPENT) / 2
+    assert rates.seconds(Work(products=8.0, half=True)) == 1
+
+
+def test_every_audit_is_among_those_that_are_priced() -> None:
+    assert {*STAGES, "sweep", "dossier", "canaries"} == set(AUDITS)
+    assert {audit for audit, _ in SMOKE} == set(STAGES)
