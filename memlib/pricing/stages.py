@@ -20,6 +20,7 @@ from memlib.audits.deja_vu.searching import Probe, Search
 from memlib.audits.deja_vu.stages import Score as ScoreDejaVu
 from memlib.audits.deja_vu.stages import ScoreSetting
 from memlib.audits.exposure.observing import Perplexities, Ranks
+from memlib.audits.exposure.observing import Search as ExtractSecrets
 from memlib.audits.last_stages import PageStage, ScoresStage
 from memlib.audits.membership.shadows import Observe, TrainSubset
 from memlib.audits.unique_feature.score_nets import ScoreNets
@@ -342,7 +343,9 @@ def _joint_width(model: Any) -> int:
 def _perplexities(stage: Perplexities, artifact: Artifact[Any]) -> Work:
     corpus = stage.at.data.corpus.content
     told = corpus.members(VALIDATION).num_rows * corpus.windows.shape[1]
-    return _evaluations(stage, stage.units * len(stage.at.data.space.slots) + told / 4) + Work(plain=0.05)
+    return _evaluations(stage, stage.units * len(stage.at.data.space.slots) + told / 4) + Work(
+        plain=0.05, written=8 * stage.units
+    )
 
 
 @work_of.register
@@ -351,6 +354,11 @@ def _ranks(stage: Ranks, artifact: Artifact[Any]) -> Work:
     symbols = len(space.slots[-1])
     leaves = space.size / (1 if stage.pruned else max(1, len(list(space.shards(stage.shards)))))
     return _evaluations(stage, 1.1 * leaves / symbols) + Work(plain=0.02 + 8e-7 * leaves)
+
+
+@work_of.register
+def _extract(stage: ExtractSecrets, artifact: Artifact[Any]) -> Work:
+    return _evaluations(stage, 1000) + Work(plain=0.05, written=1.4e5)
 
 
 def _evaluations(stage: Any, count: float) -> Work:
