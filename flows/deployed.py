@@ -1,26 +1,29 @@
 """The flows that deployments run: one per audit, and one for any audit. Their signature is the form in Prefect's UI."""
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
 from prefect import Flow, flow, runtime, tags
-from prefect.states import Crashed, Failed
+from prefect.states import Completed, Crashed, Failed
 
 from flows.engine import TAG, flow_of
+from flows.serving import check_guarded, ending_on_sigterm
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.recipes.request import AuditRequest
+from memlib.runs.records import RunRecord
 from memlib.specs import Resources
 from memlib.specs.resources import RunOptions
-from memlib.store import DEFAULT_STORE
+from memlib.store import DEFAULT_STORE, STORE_VARIABLE
 
 
 @flow(name="audit", validate_parameters=True)
 def audit(
     recipe: str = "smoke",
     changes: dict[str, Any] = {},  # noqa: B006 - the form needs a JSON default, and it is never modified
-    store: str = DEFAULT_STORE,
+    store: str = "",
     resources: Resources = Resources(),
 ) -> Any:
     """Run the audit that a recipe describes. Results that the store already holds are reused, so a rerun resumes.
@@ -29,8 +32,8 @@ def audit(
         recipe: The name of a shipped recipe, as listed by `memlib recipes`, or the path of a YAML file that the worker can
             read. It determines the audit.
         changes: Values of the recipe to override, by dotted key, as in {"training.epochs": 50}.
-        store: An absolute folder or an s3:// prefix for artifacts, results and reports. Credentials come from the worker's
-            environment.
+        store: An absolute folder or an s3:// prefix for artifacts, results and reports; by default MEMLIB_STORE in the
+            worker's environment, from which credentials come, too.
         resources: Machine settings. Those that differ from the defaults override the recipe's. They do not affect results.
 
     Returns:
@@ -52,7 +55,7 @@ def audit_flow(module: str) -> Flow[Any, Any]:
     def run(
         recipe: str,
         changes: dict[str, Any] = {},  # noqa: B006
-        store: str = DEFAULT_STORE,
+        store: str = "",
         resources: Resources = Resources(),
     ) -> Any:
         return _run(recipe, changes, store, resources, named.name)
@@ -61,20 +64,38 @@ def audit_flow(module: str) -> Flow[Any, Any]:
     run.__module__ = f"flows.{run.__name__}"  # the place from which workers load it
     _, _, parameters = (audit.fn.__doc__ or "").partition("\n")
     run.__doc__ = f"{named.question}\n{parameters}"
-    return flow(name=named.name, validate_parameters=True)(run)
+    return AuditFlow(run, name=named.name, validate_parameters=True)
+
+
+class AuditFlow(Flow[Any, Any]):
+    """A flow that refuses to be served by a script that its runs would serve again, and whose runner ends on SIGTERM."""
+
+    def serve(self, *arguments: Any, **named: Any) -> None:
+        """Serve the flow as a deployment of its own, see Prefect's `Flow.serve`."""
+        check_guarded()
+        with ending_on_sigterm():
+            super().serve(*arguments, **named)
 
 
 def _run(recipe: str, changes: dict[str, Any], store: str, resources: Resources, expected: str = "") -> Any:
     try:
+        store = store or os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
         request = AuditRequest.read(recipe, changes, resources, expected=expected)
         _check_lasting(store)
         with tags(TAG):
             own = flow_of(request.audit)
-            return (own.fn if expected else own)(request.recipe, store, request.resources, RunOptions(quiet=True))
+            record = (own.fn if expected else own)(request.recipe, store, request.resources, RunOptions(quiet=True))
+            return Completed(message=_sentence(record), data=record)
     except (EngineLost, StoreUnreachable) as error:
         return Crashed(message=str(error), data=error)
     except (UserError, RunError) as error:
         return Failed(message=str(error), data=error)
+
+
+def _sentence(record: RunRecord) -> str:
+    """Say which run ended, and with which verdict."""
+    verdict = "" if record.verdict is None else f" {record.verdict.sentence}"
+    return f"{record.title}:{verdict} (memlib show {record.run})"
 
 
 def _check_lasting(store: str) -> None:

@@ -41,7 +41,8 @@ COMMANDS: Mapping[str, Mapping[str, str]] = {
         "scan": "scan:scan",
         "overlap": "overlap:overlap",
     },
-    "Run": {"plan": "running:plan", "run": "running:run", "resume": "running:resume", "status": "store:status"},
+    "Run": {"plan": "running:plan", "run": "running:run", "resume": "running:resume", "status": "store:status",
+        "serve": "serve:serve"},
     "Read": {
         "runs": "store:runs", "index": "store:index", "show": "store:show", "open": "store:open_page", "diff": "store:diff",
         "check": "gate:check", "gate": "gate:gate", "dossier": "dossier:dossier", "risk": "dossier:risk",
