@@ -213,6 +213,7 @@ def status(
     *,
     store: StoreOption = DEFAULT_STORE,
     watch: Annotated[bool, Parameter(negative="")] = False,
+    planned: Annotated[bool, Parameter(negative="")] = False,
     json_: JsonOption = False,
 ) -> None:
     """Show the progress of a run, stage by stage; for a finished run, the time and resources of its stages.
@@ -225,6 +226,8 @@ def status(
         Folder or s3:// prefix.
     watch
         Keep updating until the run has ended.
+    planned
+        Of a finished run, also show the CPU seconds that a plan estimates from the machine's rates alone.
     json_
         Print the progress as JSON.
     """
@@ -232,6 +235,8 @@ def status(
     record = find_requested(opened, run_id)
     if isinstance(record, RunRecord):
         rows = garbage.metrics_by_stage(opened, record)
+        if planned:
+            _add_planned(opened, record, rows)
         if json_:
             show_json({"run": record.run, "state": "completed", "stages": rows})
         else:
@@ -281,15 +286,45 @@ def _status(seen: StatusRecord) -> Text:
 
 def _metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
     """Yield the headings and rows of a table of the time and resources of stages."""
-    yield "stage", "artifacts", "reused", "seconds", "s each", "CPU s", "peak GiB", "GPU GiB", "MiB in", "MiB out", "units"
+    more = ("planned CPU s",) if any("planned_cpu_seconds" in row for row in rows) else ()
+    yield (
+        "stage",
+        "artifacts",
+        "reused",
+        "seconds",
+        "s each",
+        "CPU s",
+        *more,
+        "peak GiB",
+        "GPU GiB",
+        "MiB in",
+        "MiB out",
+        "units",
+    )
     for row in rows:
         gpu = "" if row["gpu_peak_memory_bytes"] is None else f"{row['gpu_peak_memory_bytes'] / 2**30:.2f}"
         sizes = (f"{row['bytes_in'] / 2**20:.1f}", f"{row['bytes_out'] / 2**20:.1f}")
         each = row["seconds"] / max(1, row["artifacts"])
-        seconds = (f"{row['seconds']:.1f}", f"{each:.1f}", f"{row['cpu_seconds']:.1f}")
+        seconds: tuple[str, ...] = (f"{row['seconds']:.1f}", f"{each:.1f}", f"{row['cpu_seconds']:.1f}")
         memory = f"{row['peak_memory_bytes'] / 2**30:.2f}"
         counts = (str(row["artifacts"]), str(row["reused"]))
+        if more:
+            seconds += (f"{row['planned_cpu_seconds']:.1f}" if "planned_cpu_seconds" in row else "",)
         yield row["stage"], *counts, *seconds, memory, gpu, *sizes, f"{row['units']:g}"
+
+
+def _add_planned(store: Store, record: RunRecord, rows: Sequence[dict[str, Any]]) -> None:
+    """Add the CPU seconds that a plan would estimate to the stages of which the run found nothing in the store."""
+    from memlib.audits.arrangement import stage_names
+    from memlib.pricing.price import price_of
+    from memlib.recipes.request import AuditRequest
+
+    request = AuditRequest.read(record.recipe, (), record.resources, expected=audit_of(record.audit))
+    forced = [name.rpartition("/")[2] for name in stage_names(request.audit, request.recipe)]
+    price = price_of(request.audit, request.recipe, store, request.resources, forced=forced, by_similar=False)
+    for row in rows:
+        if row["stage"] in price.stages and not row["reused"]:
+            row["planned_cpu_seconds"] = round(price.stages[row["stage"]].cpu_seconds, 2)
 
 
 def _in_all(rows: Sequence[Mapping[str, Any]]) -> str:

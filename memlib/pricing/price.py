@@ -96,19 +96,22 @@ class Price:
         }
 
 
-def price_of(audit: Audit, recipe: Spec, store: Store, resources: Resources, *, forced: Collection[str] = ()) -> Price:
+def price_of(
+    audit: Audit, recipe: Spec, store: Store, resources: Resources, *, forced: Collection[str] = (), by_similar: bool = True
+) -> Price:
     """Return the price of what a run has yet to compute.
 
     Args:
         recipe, resources: recipe and machine settings of the run.
         store: the run's store, which may hold the machine's rates, and similar finished stages.
         forced: stages that are computed even if the store holds them.
+        by_similar: whether times of similar finished stages correct those by rates.
     """
     from memlib.pricing.measuring import machine as this_machine
 
     machine = known(store, this_machine())
     with followed(audit, recipe, store, resources, forced=forced) as found:
-        similar = _Similar(store)
+        similar = _Similar(store if by_similar else None)
         prices: dict[str, StagePrice] = {}
         by_stage: dict[str, list[Part]] = {}
         for part in found.parts:
@@ -116,6 +119,10 @@ def price_of(audit: Audit, recipe: Spec, store: Store, resources: Resources, *, 
         for name, parts in by_stage.items():
             prices[name] = _of_stage(name, parts, machine, resources, similar)
         price = Price(machine, prices, dict(found.stopped))
+    if machine.gpu is None and price.total("gpu_seconds"):
+        price.warnings.append("no GPU was measured: its rates are assumed, those of an A100's data sheet")
+    if machine.gpu is None and price.total("gpu_seconds"):
+        price.warnings.append("no GPU was measured: its rates are assumed, those of an A100's data sheet")
     price.warnings += _warnings(price, store, resources)
     return price
 
@@ -173,7 +180,7 @@ def _wall(stage: AnyStage, each: Sequence[tuple[float, bool]], machine: Machine,
 class _Similar:
     """Finished stages of a store: the time that they took, beside that of their work."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store | None) -> None:
         self._store = store
         self._known: dict[str, list[tuple[Any, ArtifactRecord]]] = {}
 
@@ -185,7 +192,7 @@ class _Similar:
         """
         stage, units = part.stage, max(part.stage.units, 1e-9)
         if part.ref.stage not in self._known:
-            manifests = self._store.artifacts.manifests(part.ref.stage, limit=SAMPLE)
+            manifests = [] if self._store is None else self._store.artifacts.manifests(part.ref.stage, limit=SAMPLE)
             self._known[part.ref.stage] = [(_kind(m.spec), m) for m in manifests]
         wanted = _kind(stage.identity.spec)
         measured = [
