@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="file of rows (JSON lines)")
     parser.add_argument("--only", nargs="*", default=list(AUDITS), choices=list(AUDITS))
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--replan", action="store_true", help="plan the rows of the file anew, with rates of this moment")
     parser.add_argument("--data", default=os.environ.get("MEMLIB_DATA", ""), help="folder with tiny-imagenet-50")
     given = parser.parse_args()
     known = _rows(given.results)
@@ -62,14 +63,16 @@ def main() -> None:
         _memlib("doctor", "--measure", "--store", str(rates))
         (folder / "sweep.yaml").write_text(SWEEP)
         for audit in given.only:
-            if audit in known:
+            if (audit in known) != given.replan:
                 continue
             if audit == "80,000 images":
                 _make_large(folder)
             command = [word.format(folder=folder, data=given.data) for word in AUDITS[audit]]
-            row = {"audit": audit, **_measured(command, rates, folder, given.times)}
-            with given.results.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            if given.replan:
+                known[audit]["planned"] = _planned(_plan(command, rates))
+            else:
+                known[audit] = {"audit": audit, **_measured(command, rates, folder, given.times)}
+            given.results.write_text("".join(json.dumps(row) + "\n" for row in known.values()))
     for line in table(_rows(given.results).values()):
         print(line)
 
@@ -92,14 +95,13 @@ def _measured(command: Sequence[str], rates: Path, folder: Path, times: int) -> 
     for number in range(times):
         store = folder / "store"
         shutil.rmtree(store, ignore_errors=True)
-        _memlib("plan", *command, "--store", str(store))
         shutil.copytree(rates, store)
         if not number:
-            plan = json.loads(_memlib("plan", *command, "--json", "--quick", "--store", str(store)))
+            plan = _plan(command, store)
         _memlib("run", *command, "--store", str(store), "--in-process", "--quiet")
         runs.append(_taken(store))
     seed = ("--set", f"set.{SEED}" if command[0] == "sweep" else SEED)
-    again = json.loads(_memlib("plan", *command, *seed, "--json", "--quick", "--store", str(store)))
+    again = _plan([*command, *seed], store)
     taken = {stage: [statistics.median(run[stage][n] for run in runs) for n in range(len(COUNTED))] for stage in runs[0]}
     return {
         "planned": _planned(plan),
@@ -108,6 +110,10 @@ def _measured(command: Sequence[str], rates: Path, folder: Path, times: int) -> 
         "times": times,
         "machine": plan["price"]["machine"],
     }
+
+
+def _plan(command: Sequence[str], store: Path) -> Any:
+    return json.loads(_memlib("plan", *command, "--json", "--quick", "--store", str(store)))
 
 
 def _planned(plan: Mapping[str, Any]) -> dict[str, list[float]]:

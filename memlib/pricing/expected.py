@@ -99,7 +99,9 @@ def _decoded(stage: Decode, attempt: Attempt) -> None:
     some = _Sample(source)
     write_shard(some, data.model_copy(update={"unreadable": "leave_out"}), attempt.folder, rows=range(len(some)))
     index = read_table(attempt.path(INDEX_FILE))
-    write_table(_repeated(index, count, source.class_names), INDEX, attempt.path(INDEX_FILE))
+    write_table(
+        _repeated(index, count, source.class_names, list(getattr(source, "captions", ()))), INDEX, attempt.path(INDEX_FILE)
+    )
 
 
 class _Declared:
@@ -167,13 +169,17 @@ class _Sample:
         return self._source.content_digest()
 
 
-def _repeated(index: pa.Table, count: int, class_names: list[str]) -> pa.Table:
-    """Return the index of a source of `count` examples like those of a sample, evenly spread over the classes."""
+def _repeated(index: pa.Table, count: int, class_names: list[str], ids: list[str]) -> pa.Table:
+    """Return the index of a source of `count` examples like those of a sample, evenly spread over the classes.
+
+    Args:
+        ids: example ids, if the source names captions by them; else any others.
+    """
     rows = np.arange(count)
     labels = rows % len(class_names)
     table = index.take(pa.array((rows + rows // len(class_names)) % index.num_rows))  # all of the sample within each class
     columns = {
-        "example_id": pa.array([f"{row:09d}" for row in rows.tolist()]),
+        "example_id": pa.array(ids if len(ids) == count else [f"{row:09d}" for row in rows.tolist()]),
         "row": pa.array(rows),
         "label": pa.array(labels),
         "class_name": pa.array(class_names).take(pa.array(labels)),

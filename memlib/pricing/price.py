@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memlib.audits.base import Audit
-from memlib.pipeline.stage import AnyStage
+from memlib.pipeline.stage import AnyStage, Artifact, Stage
 from memlib.pricing.machines import ASSUMED_GPU, Machine, known
 from memlib.pricing.runner import Part, followed
 from memlib.pricing.work import Work
 from memlib.specs import Resources, Spec
 from memlib.specs.cores import cores
-from memlib.store import Store
+from memlib.store import Ref, Store
 from memlib.store.records import ArtifactRecord
 
 SAMPLE = 50  # artifacts of a stage that are looked at
@@ -24,7 +24,21 @@ SURE, MEASURED, ASSUMED = 1.25, 1.5, 4.0
 """The factors by which an estimate may be wrong: with similar runs in the store, with measured rates, with assumed ones."""
 LIBRARIES = 0.95 * 2**30  # bytes of a process that has loaded PyTorch, SciPy and FAISS
 MUCH = 100 * 2**30  # bytes of embeddings in a store from which on a plan says how to write less
-IGNORED = ("seed", "seeds", "epochs", "name", "rows", "models", "nets", "coins", "checkpoint_epochs", "first", "last")
+IGNORED = (
+    "seed",
+    "seeds",
+    "epochs",
+    "epoch",
+    "step",
+    "name",
+    "rows",
+    "models",
+    "nets",
+    "coins",
+    "checkpoint_epochs",
+    "first",
+    "last",
+)
 
 
 @dataclass
@@ -116,9 +130,14 @@ def price_of(
         by_stage: dict[str, list[Part]] = {}
         for part in found.parts:
             by_stage.setdefault(part.ref.stage, []).append(part)
+        stopped = dict(found.stopped)
         for name, parts in by_stage.items():
-            prices[name] = _of_stage(name, parts, machine, resources, similar)
-        price = Price(machine, prices, dict(found.stopped))
+            one = _of_stage(name, parts, machine, resources, similar)
+            if one is None:
+                stopped.setdefault(name, "only runs like it say what it takes")
+            else:
+                prices[name] = one
+        price = Price(machine, prices, stopped)
     if machine.gpu is None and price.total("gpu_seconds"):
         price.warnings.append("no GPU was measured: its rates are assumed, those of an A100's data sheet")
     if machine.gpu is None and price.total("gpu_seconds"):
@@ -127,16 +146,20 @@ def price_of(
     return price
 
 
-def _of_stage(name: str, parts: Sequence[Part], machine: Machine, resources: Resources, similar: _Similar) -> StagePrice:
-    """Return the price of the parts of a stage."""
+def _of_stage(
+    name: str, parts: Sequence[Part], machine: Machine, resources: Resources, similar: _Similar
+) -> StagePrice | None:
+    """Return the price of the parts of a stage; None if neither its work nor the time of a similar one is known."""
     price = StagePrice(name, len(parts), similar=0)
     gpu = machine.gpu or ASSUMED_GPU
     factors, each = [], []
     for part in parts:
         on_gpu = part.stage.where in ("fleet", "anywhere") and _has_gpu(resources, machine)
-        seconds = (gpu if on_gpu else machine.core).seconds(part.work)
-        ratio, count = similar.ratio(part, seconds, on_gpu=on_gpu)
-        seconds *= ratio
+        work = part.work or Work()
+        measured, count = similar.seconds(part, on_gpu=on_gpu)
+        if part.work is None and measured is None:
+            return None
+        seconds = (gpu if on_gpu else machine.core).seconds(work) if measured is None else measured
         assumed = machine.measured is None or (on_gpu and machine.gpu is None)
         factors.append(SURE if count else ASSUMED if assumed else MEASURED)
         price.similar = max(price.similar, count)
@@ -145,10 +168,10 @@ def _of_stage(name: str, parts: Sequence[Part], machine: Machine, resources: Res
         price.cpu_seconds += seconds
         each.append((seconds, on_gpu))
         workers = resources.workers_per_model if part.stage.where == "fleet" else 1  # each takes its share of a batch
-        price.memory = max(price.memory, LIBRARIES + part.work.memory / workers)
-        price.written += part.work.written
-        price.kept += 0.0 if part.stage.transient and not resources.keep_embeddings else part.work.written
-        price.work += part.work
+        price.memory = max(price.memory, LIBRARIES + work.memory / workers)
+        price.written += work.written
+        price.kept += 0.0 if part.stage.transient and not resources.keep_embeddings else work.written
+        price.work += work
     spent = sum(seconds for seconds, _ in each)
     price.factor = sum(one[0] * factor for one, factor in zip(each, factors, strict=True)) / spent if spent else 1.0
     price.wall_seconds = _wall(parts[0].stage, each, machine, resources)
@@ -178,34 +201,58 @@ def _wall(stage: AnyStage, each: Sequence[tuple[float, bool]], machine: Machine,
 
 
 class _Similar:
-    """Finished stages of a store: the time that they took, beside that of their work."""
+    """Finished stages of a store, and the time that they took."""
 
     def __init__(self, store: Store | None) -> None:
         self._store = store
         self._known: dict[str, list[tuple[Any, ArtifactRecord]]] = {}
 
-    def ratio(self, part: Part, seconds: float, *, on_gpu: bool) -> tuple[float, int]:
-        """Return the median ratio of measured and estimated time of similar stages, and their number; 1 without any.
+    def seconds(self, part: Part, *, on_gpu: bool) -> tuple[float | None, int]:
+        """Return the time of a part by the median time of a unit of similar stages, and their number; None without any.
 
         Stages are similar if they agree in all that determines the time of a unit of work (the architecture, the batch, the
-        objective, the layers), and if their amounts of work lie within a factor of `LIKE`.
+        objective, the layers), and if their amounts of work lie within a factor of `LIKE`. Stages that do not state their
+        amount of work have none.
         """
-        stage, units = part.stage, max(part.stage.units, 1e-9)
-        if part.ref.stage not in self._known:
-            manifests = [] if self._store is None else self._store.artifacts.manifests(part.ref.stage, limit=SAMPLE)
-            self._known[part.ref.stage] = [(_kind(m.spec), m) for m in manifests]
-        wanted = _kind(stage.identity.spec)
+        stage, name = part.stage, part.ref.stage
+        if self._store is None or type(stage).units is Stage.units:
+            return None, 0
+        units = max(stage.units, 1e-9)
+        if name not in self._known:
+            found = self._store.artifacts.manifests(name, limit=SAMPLE)
+            self._known[name] = [((_kind(m.spec), self._model_in(m.inputs)), m) for m in found]
+        wanted = _kind(stage.identity.spec), _model_of(stage)
         measured = [
             (m.metrics.seconds if on_gpu else m.metrics.cpu_seconds) / max(m.metrics.units, 1e-9)
-            for kind, m in self._known[part.ref.stage]
+            for kind, m in self._known[name]
             if kind == wanted
             and 1 / LIKE <= m.metrics.units / units <= LIKE
             and (m.metrics.gpu_peak_memory_bytes is not None) == on_gpu
             and m.metrics.cpu_seconds > 0
         ]
-        if not measured or seconds <= 0:
-            return 1.0, 0
-        return float(statistics.median(measured)) * units / seconds, len(measured)
+        return (float(statistics.median(measured)) * units if measured else None), len(measured)
+
+    def _model_in(self, inputs: Mapping[str, Any]) -> Any:
+        """Return the architecture of the model that a finished stage read; None if it read none."""
+        key = inputs.get("model", inputs.get("models"))
+        if not isinstance(key, str) or self._store is None:
+            return None
+        for stage in self._store.names("artifacts"):
+            if stage.startswith("train") and self._store.artifacts.has(Ref(stage, key)):
+                return _kind(self._store.artifacts.manifest(Ref(stage, key)).spec.get("model"))
+        return key
+
+
+def _model_of(stage: AnyStage) -> Any:
+    """Return the architecture of the model that a stage reads, as `_Similar._model_in`."""
+    key = stage.identity.inputs.get("model", stage.identity.inputs.get("models"))
+    if not isinstance(key, str):
+        return None
+    read = [getattr(stage, name, None) for name in ("model", "models")] + [getattr(getattr(stage, "at", None), "model", None)]
+    for one in read:
+        if isinstance(one, Artifact):
+            return _kind(one.store.artifacts.manifest(one.ref).spec.get("model"))
+    return key
 
 
 def _kind(spec: Any) -> Any:

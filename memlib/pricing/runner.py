@@ -29,7 +29,7 @@ class Part:
 
     stage: AnyStage
     ref: Ref
-    work: Work
+    work: Work | None  #: None if it is not known.
 
 
 @dataclass
@@ -87,8 +87,11 @@ class PricingRunner:
         names, self._seen = stage_names(audit, recipe), set()
         try:
             body_of(audit)(self, recipe)
-        except (MissingArtifact, UnknownUntilRun, UserError, RunError, OSError) as error:
-            reason = f"{error.ref.stage} decides" if isinstance(error, MissingArtifact) else str(error)
+        except Exception as error:  # a stand-in is not all that its artifact will be
+            known = isinstance(error, UnknownUntilRun | UserError | RunError | OSError)
+            reason = str(error) if known else f"no stand-in for what it reads ({type(error).__name__})"
+            if isinstance(error, MissingArtifact):
+                reason = f"{error.ref.stage} decides"
             reached = max((place for place, name in enumerate(names) if name in self._seen), default=-1)
             self._found.stopped |= dict.fromkeys(names[reached + 1 :], reason)
 
@@ -111,9 +114,18 @@ class PricingRunner:
                 with contextlib.suppress(MissingArtifact), self._writing(stage) as attempt:
                     attempt.warn = lambda text: None
                     expect(stage, attempt)
-                self._found.parts.append(Part(stage, ref, work_of(stage, expected)))
+                self._found.parts.append(Part(stage, ref, self._work(stage, expected)))
         artifact: Artifact[Out] = self._artifacts[ref]
         return artifact
+
+    def _work(self, stage: AnyStage, expected: AnyArtifact) -> Work | None:
+        """Return a stage's work; a plan is shown even where it cannot be counted."""
+        try:
+            work: Work | None = work_of(stage, expected)
+        except Exception as error:  # whatever an unusual model does on the meta device
+            self._found.stopped[stage.declared.name] = f"its work could not be counted ({type(error).__name__})"
+            return None
+        return work
 
     def _writing(self, stage: AnyStage) -> contextlib.AbstractContextManager[Attempt]:
         identity = stage.identity

@@ -15,14 +15,22 @@ import torch
 from torch import nn
 
 from memlib.audits.captions.retrieval import EmbedPublic, Retrieve
+from memlib.audits.deja_vu.backgrounds import Background
 from memlib.audits.deja_vu.embedding import Embed
+from memlib.audits.deja_vu.generating import GenerateTrain
+from memlib.audits.deja_vu.reconstruction.judging import Judge, TrainJudge
+from memlib.audits.deja_vu.reconstruction.sampling import Reconstruct
 from memlib.audits.deja_vu.searching import Probe, Search
+from memlib.audits.deja_vu.stability import Stability
 from memlib.audits.deja_vu.stages import Score as ScoreDejaVu
 from memlib.audits.deja_vu.stages import ScoreSetting
-from memlib.audits.exposure.observing import Perplexities, Ranks
+from memlib.audits.exposure.observing import Discover, Perplexities, Ranks
 from memlib.audits.exposure.observing import Search as ExtractSecrets
+from memlib.audits.exposure.sanitizing import Sanitize
 from memlib.audits.last_stages import PageStage, ScoresStage
-from memlib.audits.membership.shadows import Observe, TrainSubset
+from memlib.audits.membership.documents.stages import ObserveDocuments
+from memlib.audits.membership.shadows import FitEstimators, Observe, TrainOwn
+from memlib.audits.membership.target import QueryTarget
 from memlib.audits.unique_feature.score_nets import ScoreNets
 from memlib.audits.unique_feature.train_nets import TrainNets
 from memlib.data.canaries.features import TrainingRows
@@ -44,6 +52,8 @@ META = torch.device("meta")
 PARAMETER_COPIES = 4  # weight, gradient and two moments of the optimizer
 STEP = 1.5e-3  # plain work of a step of the training loop: order, seeds, draws, a batch from the reading thread
 FUSED = 0.15  # of the operations that a recurrent layer is traced as, the share that its single operation costs
+CACHED = 0.7  # of the bytes that a stack of small nets moves: its arrays fit into a CPU's caches
+PRIVATE = 3.0  # times as many bytes and calls where gradients are computed by example
 SAVED = 0.01  # plain work of writing a checkpoint
 STORED = {"raw": 1.0, "png": 0.55, "jpeg": 0.2}  # bytes of a stored image for each byte of its pixels
 INDEXED = 80  # bytes of an example in an index
@@ -51,13 +61,28 @@ READ, DRAWN = 1e-4, 8e-4  # plain work of reading an image, and of drawing an em
 
 
 @singledispatch
-def work_of(stage: AnyStage, artifact: Artifact[Any]) -> Work:
-    """Return the work of one part of a step.
+def work_of(stage: AnyStage, artifact: Artifact[Any]) -> Work | None:
+    """Return the work of one part of a step; None if it is not known what the stage does, so that only runs like it can say.
 
     Args:
         artifact: the part's artifact, or its stand-in.
     """
     return Work(plain=0.1, written=1e4)
+
+
+@work_of.register(Background)
+@work_of.register(Discover)
+@work_of.register(FitEstimators)
+@work_of.register(GenerateTrain)
+@work_of.register(Judge)
+@work_of.register(QueryTarget)
+@work_of.register(Reconstruct)
+@work_of.register(Sanitize)
+@work_of.register(Stability)
+@work_of.register(TrainJudge)
+@work_of.register(TrainOwn)
+def _unknown(stage: AnyStage, artifact: Artifact[Any]) -> None:
+    return None
 
 
 # -- training -----------------------------------------------------------------------------------------
@@ -94,7 +119,8 @@ def _step(
     from memlib.objectives import build_objective
 
     content = json.loads(described)
-    half = spec.precision != "float32"
+    half, private = spec.precision != "float32", PRIVATE if spec.privacy is not None else 1.0
+    spec = spec.model_copy(update={"privacy": None})
     with META:
         model = build_model(content, seed=0, base=base)
     if content["head_alone"]:
@@ -118,13 +144,14 @@ def _step(
     calls, passes = (2, 7) if spec.optimizer.name == "adamw" else (12 * tensors, 12)  # of the optimizer's step
     fused = FUSED if any(isinstance(module, nn.RNNBase) for module in model.modules()) else 1.0
     moved = fused * work.moved * (0.6 if half else 1.0) + passes * trained
-    changed = {"moved": moved, "calls": fused * work.calls + calls, "plain": STEP, "memory": memory, "half": half}
+    changed = {
+        "moved": private * moved,
+        "calls": private * fused * work.calls + calls,
+        "plain": STEP,
+        "memory": memory,
+        "half": half,
+    }
     return Work(**work.as_json() | changed), weights
-
-
-@work_of.register
-def _train_subset(stage: TrainSubset, artifact: Artifact[Any]) -> Work:
-    return work_of.dispatch(Train)(stage, artifact)
 
 
 @work_of.register
@@ -179,7 +206,13 @@ def _stacked_step(
         trained._step(losses.sum(), 0)
     weights = sum(value.numel() * value.element_size() for value in trained.net.state.values())
     memory = weights * PARAMETER_COPIES + places.numel() * math.prod(shape) * 8
-    return Work(**{**counted.work.as_json(), "plain": 5e-4 + 2e-5 * stack, "memory": memory}), stack, weights // stack
+    return (
+        Work(
+            **{**counted.work.as_json(), "moved": CACHED * counted.work.moved, "plain": 5e-4 + 2e-5 * stack, "memory": memory}
+        ),
+        stack,
+        weights // stack,
+    )
 
 
 # -- observation --------------------------------------------------------------------------------------
@@ -366,7 +399,7 @@ def _evaluations(stage: Any, count: float) -> Work:
     if not isinstance(stage.at.model, Artifact):
         return Work(plain=1e-4 * count)
     described = _described(stage.at.model)
-    window = 16
+    window = int(described["input_shape"][0])
     work, _ = _forward(json.dumps(described), 64, (window,), True, None)
     wide = 8.0 if stage.at.precision == "float64" else 1.0
     return Work(products=work.products * count / 64 / window * wide, moved=work.moved * count / 64 / window * wide)
@@ -408,6 +441,16 @@ def _file(data: str) -> tuple[float, int | None, int]:
         with contextlib.suppress(UnreadableImage):
             seen.append(float(math.prod(source[place].image.shape[:2])))
     return float(np.mean(seen or [0.0])), None, count
+
+
+@work_of.register
+def _documents(stage: ObserveDocuments, artifact: Artifact[Any]) -> Work | None:
+    work: Work
+    if not isinstance(stage.model, Artifact) or MODEL_FILE not in stage.model.files:
+        return None
+    windows: tuple[int, int] = stage.corpus.content.windows.shape
+    work, _ = _forward(json.dumps(_described(stage.model)), 64, (windows[1],), True, None)
+    return work * (windows[0] / 64) + Work(plain=0.05 + 1e-6 * windows[0] * windows[1], written=5.0 * windows[0] * windows[1])
 
 
 @work_of.register

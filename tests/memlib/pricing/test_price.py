@@ -103,6 +103,30 @@ def test_the_price_does_not_depend_on_what_else_the_store_holds(tmp_path: Path, 
     assert longer.similar == 0, "ten times as long is not of similar size"
 
 
+def test_the_time_of_another_model_does_not_stand_for_a_stage_that_reads_one(tmp_path: Path, store: Store) -> None:
+    """Gradient norms have equal settings under every model; their keys name the model alone."""
+    request = AuditRequest.of_command("self-influence", moons(tmp_path), ())
+    body_of(request.audit)(PlainRunner(store), request.recipe)
+    large = moons(tmp_path, model={"architecture": "mlp", "widths": [512]})
+    assert price(store, "self-influence", large).stages["gradient_norms"].similar == 0
+    again = moons(tmp_path, training=MOONS["training"] | {"seed": 3})
+    assert price(store, "self-influence", again).stages["gradient_norms"].similar == 2
+
+
+def test_what_a_stage_takes_is_told_by_runs_like_it_where_its_work_is_not_known(tmp_path: Path, store: Store) -> None:
+    found = price(store, "membership", "membership_breast_cancer")
+    assert "fit_estimators" in found.by_reason["only runs like it say what it takes"]
+    assert "fit_estimators" not in found.stages
+
+
+def test_a_plan_is_shown_even_if_a_stage_cannot_be_counted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memlib.pricing.runner.work_of", lambda stage, artifact: 1 / 0)
+    assert (
+        price(store, "membership", "membership_smoke").stopped["train_subsets"]
+        == "its work could not be counted (ZeroDivisionError)"
+    )
+
+
 def test_data_that_are_not_at_hand_are_priced_by_their_expected_size(store: Store) -> None:
     small = (
         "data.expected.images=20000", "data.expected.classes=10", "split.train_per_class=100", "split.public_per_class=200",
