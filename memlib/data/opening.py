@@ -191,7 +191,7 @@ class ParquetContent:
         plain = pq.ParquetFile(held)
         columns = [plain.schema.column(number) for number in range(len(plain.schema))]
         texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-        self._path, self._file = path, pq.ParquetFile(held, read_dictionary=texts)
+        self._path, self._plain, self._file = path, plain, pq.ParquetFile(held, read_dictionary=texts)
         self.schema, self.num_row_groups = plain.schema_arrow, plain.num_row_groups
         self.num_rows = int(plain.metadata.num_rows)
         self.sizes = [_least_size(plain.metadata.row_group(number)) for number in range(plain.num_row_groups)]
@@ -223,7 +223,9 @@ class ParquetContent:
 
     def values(self, column: str) -> Iterator[Any]:
         """Yield the values of a column one by one."""
-        for batch in self._file.iter_batches(batch_size=BATCH, columns=[column]):
+        # Arrow cannot cut batches from texts within others, such as images, of which some are in a dictionary
+        file = self._plain if pa.types.is_nested(self.schema.field(column).type) else self._file
+        for batch in file.iter_batches(batch_size=BATCH, columns=[column]):
             yield from (value.as_py() for value in batch.column(0))
 
 

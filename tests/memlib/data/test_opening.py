@@ -57,6 +57,17 @@ def test_a_table_is_read_as_arrow_reads_it() -> None:
         read_parquet(written(table), "t", ["other"])
 
 
+def test_images_of_which_not_all_fit_into_a_dictionary_are_read_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    images = [{"bytes": rng.bytes(1000), "path": None} for _ in range(9000)]
+    content = written(pa.table({"image": images, "label": range(9000)}), row_group_size=4096)
+    with pytest.raises(pa.ArrowNotImplementedError):
+        list(pq.ParquetFile(io.BytesIO(content), read_dictionary=["image.bytes"]).iter_batches(100, columns=["image"]))
+    file = ParquetContent(content, "t")
+    assert list(file.values("image")) == images
+    assert list(file.values("label")) == list(range(9000))
+
+
 def bombs() -> dict[str, bytes]:
     """Return small Parquet files that Arrow would decode to 400 MB."""
     places = pa.array(np.zeros(40_000, np.int32))
