@@ -38,12 +38,13 @@ from memlib.data.examples import UnreadableImage
 from memlib.data.splits import HELD_OUT, REFERENCE, TARGET, TRAIN, VALIDATION
 from memlib.data.stages import Decode, DecodeBlock, SplitsStage, members_of
 from memlib.models.encoder import Encoder
+from memlib.models.image_text import ImageText
 from memlib.observe.stages import CheckpointNorms, ModelOutputs
 from memlib.pipeline.stage import AnyStage, Artifact
 from memlib.pricing.counting import counting, saved_bytes
 from memlib.pricing.work import Work
 from memlib.specs import ClassifierSpec, DataSpec, TrainingSpec
-from memlib.training.fit import MODEL_FILE, Train, build_model
+from memlib.training.fit import MODEL_FILE, MODELS, Train, build_model
 from memlib.training.loop import Training, TrainingSet, Worker
 from memlib.training.small_nets import TrainSubsets
 from memlib.training.stacked import Examples, NetJob, _Stack, choose_stack_size
@@ -57,6 +58,7 @@ PRIVATE = 3.0  # times as many bytes and calls where gradients are computed by e
 SAVED = 0.01  # plain work of writing a checkpoint
 STORED = {"raw": 1.0, "png": 0.55, "jpeg": 0.2}  # bytes of a stored image for each byte of its pixels
 INDEXED = 80  # bytes of an example in an index
+CUT = 6e-5  # plain work of reading and resizing a stored image
 READ, DRAWN = 1e-4, 8e-4  # plain work of reading an image, and of drawing an embedded scene
 
 
@@ -127,7 +129,7 @@ def _step(
         model.freeze_backbone()  # type: ignore[operator]
     images = np.zeros((1, *shape), dtype=dtype)
     data = TrainingSet(images, np.zeros(batch, dtype=np.int64), np.zeros((batch, *label), dtype=labels))
-    side = int(content["model"].get("input_size") or shape[0])
+    side = _side(content, shape[0])
     training = Training(
         model, build_objective(spec.objective), data, spec.model_copy(update={"precision": "float32", "patience": None}),
         input_size=side, worker=Worker(device=META),
@@ -235,7 +237,10 @@ def _forward(
         model = build_model(json.loads(described), seed=0, base=base).eval()
         inputs = torch.zeros(batch, *shape, dtype=torch.int64 if is_symbols else torch.float32)
     with torch.inference_mode(), counting() as counted:
-        outputs = model.all_layers(inputs) if isinstance(model, Encoder) else [("scores", model(inputs))]
+        if isinstance(model, Encoder):
+            outputs = model.all_layers(inputs)
+        else:
+            outputs = [("scores", model.encode_images(inputs) if isinstance(model, ImageText) else model(inputs))]
     weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
     largest = counted.work.moved / max(counted.work.calls, 1) * 4
     sizes = tuple((name, int(values[0].numel())) for name, values in outputs)
@@ -253,20 +258,25 @@ def _passes(
 
 
 def _input_shape(described: Mapping[str, Any], stored: tuple[int, ...]) -> tuple[int, ...]:
-    side = described["model"].get("input_size")
-    if len(stored) == 3:
-        return (stored[2], side or stored[0], side or stored[1])
-    return stored
+    if len(stored) != 3:
+        return stored
+    side = _side(described, stored[0])
+    return (stored[2], side, side)
+
+
+def _side(described: Mapping[str, Any], stored: int) -> int:
+    """Return the side of a model's input images, in pixels; that of the stored ones for models of any size."""
+    return int(getattr(MODELS.validate_python(described["model"]), "input_size", stored))
 
 
 @work_of.register
-def _embed(stage: Embed, artifact: Artifact[Any]) -> Work:
+def _embed(stage: Embed, artifact: Artifact[Any]) -> Work | None:
     if not isinstance(stage.model, Artifact):
-        return Work(plain=0.002 * stage.units)
+        return None
     described, stored = _described(stage.model), stage.shard.content.images.shape[1:]
     work, _ = _passes(stage.model, stage.units, _input_shape(described, stored))
     width = sum(widths_of(stage).values())
-    cut = Work(plain=(6e-5 if stage.view.crop is None else 1.2e-4) * stage.units)
+    cut = Work(plain=(1.0 if stage.view.crop is None else 2.0) * CUT * stage.units)
     half = stage.precision != "float32"
     rows = stage.units * width * (2 if stage.dtype == "float16" else 4) + 40 * stage.units
     return Work(**{**(work + cut).as_json(), "half": half}) + Work(written=rows, plain=0.05)
@@ -297,8 +307,11 @@ def _rows(part: Artifact[Any]) -> float:
 
 
 def _width(part: Artifact[Any], layer: str) -> int:
-    sizes: Mapping[str, int] = part.facts.get("widths") or {}
-    return sizes.get(layer, 512)
+    """Return the dimension of a layer's embeddings: of a stand-in as it is expected, else by the size of its file."""
+    if "widths" in part.store.artifacts.manifest(part.ref).facts:
+        return int(part.facts["widths"][layer])
+    dtype = part.store.artifacts.manifest(part.ref).spec.get("dtype", "float32")
+    return int(part.files[f"{layer}.npy"].size / np.dtype(dtype).itemsize / max(_rows(part), 1.0))  # but for its header
 
 
 @work_of.register
@@ -315,26 +328,26 @@ def _probe(stage: Probe, artifact: Artifact[Any]) -> Work:
 
 
 @work_of.register
-def _outputs(stage: ModelOutputs, artifact: Artifact[Any]) -> Work:
+def _outputs(stage: ModelOutputs, artifact: Artifact[Any]) -> Work | None:
     if not isinstance(stage.model, Artifact):
-        return Work(plain=0.1)
+        return None
     nets = stage.model.facts.get("nets") or 1
     work, _ = _passes(stage.model, stage.units, _input_shape(_described(stage.model), stage.data.images.shape[1:]))
     return work + Work(plain=0.02, written=4 * stage.units * stage.num_classes * nets)
 
 
 @work_of.register
-def _norms(stage: CheckpointNorms, artifact: Artifact[Any]) -> Work:
+def _norms(stage: CheckpointNorms, artifact: Artifact[Any]) -> Work | None:
     if not isinstance(stage.model, Artifact):
-        return Work(plain=0.1)
+        return None
     work, _ = _passes(stage.model, stage.units, _input_shape(_described(stage.model), stage.data.images.shape[1:]))
     return work * 3 + Work(plain=0.02, written=8 * stage.units)
 
 
 @work_of.register
-def _observe(stage: Observe, artifact: Artifact[Any]) -> Work:
+def _observe(stage: Observe, artifact: Artifact[Any]) -> Work | None:
     if not isinstance(stage.models, Artifact):
-        return Work(plain=0.1)
+        return None
     pool, held_out = (stage.data.members(role).num_rows for role in (TRAIN, HELD_OUT))
     queries = (5 if stage.queries.shift else 1) * (2 if getattr(stage.queries, "flip", False) else 1)
     nets = stage.models.facts.get("nets") or 1
@@ -346,9 +359,9 @@ def _observe(stage: Observe, artifact: Artifact[Any]) -> Work:
 
 
 @work_of.register
-def _score_nets(stage: ScoreNets, artifact: Artifact[Any]) -> Work:
+def _score_nets(stage: ScoreNets, artifact: Artifact[Any]) -> Work | None:
     if not isinstance(stage.models, Artifact):
-        return Work(plain=1.0)
+        return None
     features = 1 + len(stage.nulls) + len(stage.config.removed_pixels)
     shown = len(stage.labels) * (stage.config.max_examples or 1000) + (stage.probe.count or 1000)
     count = shown * (1 + features + stage.config.random_draws)
@@ -357,23 +370,29 @@ def _score_nets(stage: ScoreNets, artifact: Artifact[Any]) -> Work:
 
 
 @work_of.register
-def _embed_public(stage: EmbedPublic, artifact: Artifact[Any]) -> Work:
-    return Work(plain=2.3e-4 * stage.units, written=4 * stage.units * _joint_width(stage.model))
+def _embed_public(stage: EmbedPublic, artifact: Artifact[Any]) -> Work | None:
+    if not isinstance(stage.model, Artifact):
+        return None
+    shape = _input_shape(_described(stage.model), stage.shard.content.images.shape[1:])
+    work, sizes = _passes(stage.model, stage.units, shape)
+    return work + Work(plain=0.05 + CUT * stage.units, written=4 * stage.units * sizes["scores"])
 
 
 @work_of.register
-def _retrieve(stage: Retrieve, artifact: Artifact[Any]) -> Work:
-    width, public = _joint_width(stage.model), sum(_rows(part) for part in stage.public)
+def _retrieve(stage: Retrieve, artifact: Artifact[Any]) -> Work | None:
+    if not isinstance(stage.model, Artifact):
+        return None
+    shape = tuple(_described(stage.model)["input_shape"])
+    _, sizes = _passes(stage.model, 1, _input_shape(_described(stage.model), (*shape[1:], shape[0])))
+    width, public = sizes["scores"], sum(_rows(part) for part in stage.public)
     queries = stage.splits.content.num_rows / 4
     return Work(searched=queries * public * width, written=queries * stage.k * 12, plain=0.05)
 
 
-def _joint_width(model: Any) -> int:
-    return int(_described(model)["model"]["image"]["projector"][-1]) if isinstance(model, Artifact) else 512
-
-
 @work_of.register
-def _perplexities(stage: Perplexities, artifact: Artifact[Any]) -> Work:
+def _perplexities(stage: Perplexities, artifact: Artifact[Any]) -> Work | None:
+    if not isinstance(stage.at.model, Artifact):
+        return None
     corpus = stage.at.data.corpus.content
     told = corpus.members(VALIDATION).num_rows * corpus.windows.shape[1]
     return _evaluations(stage, stage.units * len(stage.at.data.space.slots) + told / 4) + Work(
@@ -382,22 +401,24 @@ def _perplexities(stage: Perplexities, artifact: Artifact[Any]) -> Work:
 
 
 @work_of.register
-def _ranks(stage: Ranks, artifact: Artifact[Any]) -> Work:
+def _ranks(stage: Ranks, artifact: Artifact[Any]) -> Work | None:
+    if stage.pruned or not isinstance(stage.at.model, Artifact):  # how much is pruned depends on the model
+        return None
     space = stage.at.data.space
     symbols = len(space.slots[-1])
-    leaves = space.size / (1 if stage.pruned else max(1, len(list(space.shards(stage.shards)))))
+    leaves = space.size / max(1, len(list(space.shards(stage.shards))))
     return _evaluations(stage, 1.1 * leaves / symbols) + Work(plain=0.02 + 8e-7 * leaves)
 
 
 @work_of.register
-def _extract(stage: ExtractSecrets, artifact: Artifact[Any]) -> Work:
+def _extract(stage: ExtractSecrets, artifact: Artifact[Any]) -> Work | None:
+    if not isinstance(stage.at.model, Artifact):
+        return None
     return _evaluations(stage, 1000) + Work(plain=0.05, written=1.4e5)
 
 
 def _evaluations(stage: Any, count: float) -> Work:
     """Return the work of evaluating a language model on `count` prefixes, one symbol further each, in float64."""
-    if not isinstance(stage.at.model, Artifact):
-        return Work(plain=1e-4 * count)
     described = _described(stage.at.model)
     window = int(described["input_shape"][0])
     work, _ = _forward(json.dumps(described), 64, (window,), True, None)

@@ -4,17 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
+from memlib.audits.deja_vu.embedding import Embed
+from memlib.pipeline.stage import Artifact
 from memlib.pricing.machines import ASSUMED, Machine, keep, known
 from memlib.pricing.price import Price, price_of
 from memlib.pricing.runner import followed
+from memlib.pricing.stages import _width
 from memlib.pricing.work import SPENT, Rates, Work
 from memlib.recipes.request import AuditRequest
 from memlib.running.runners import PlainRunner
-from memlib.store import Store
+from memlib.store import Ref, Store
 
 MOONS = {
     "audit": "self_influence",
@@ -138,6 +142,13 @@ def test_data_that_are_not_at_hand_are_priced_by_their_expected_size(store: Stor
     assert found.stages["train"].work.convolutions == pytest.approx(models * steps * 128 * views * 3 * 7.8e9, rel=0.02)
     assert found.stages["train"].gpu_seconds > 0
     assert doubled.stages["train"].work.convolutions == 2 * found.stages["train"].work.convolutions
+
+
+def test_the_width_of_committed_embeddings_is_that_of_their_file(store: Store) -> None:
+    ref = Ref("embed", "0" * 32)
+    with store.artifacts.write(ref, spec={"dtype": "float16"}, units=50) as attempt:
+        np.save(attempt.path("backbone.npy"), np.zeros((50, 96), dtype=np.float16))
+    assert _width(Artifact(store, ref, Embed), "backbone") == 97  # with the file's header
 
 
 def test_rates_are_kept_by_machine_and_damaged_ones_are_not_read(store: Store) -> None:
