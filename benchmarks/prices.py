@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="file of rows (JSON lines)")
     parser.add_argument("--only", nargs="*", default=list(AUDITS), choices=list(AUDITS))
     parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--replan", action="store_true", help="plan the rows of the file anew, with rates of this moment")
+    parser.add_argument("--replan", action="store_true", help="plan the rows of the file again, with rates of this moment")
     parser.add_argument("--data", default=os.environ.get("MEMLIB_DATA", ""), help="folder with tiny-imagenet-50")
     given = parser.parse_args()
     known = _rows(given.results)

@@ -1,7 +1,17 @@
-"""The flows that deployments run: one per audit, and one for any audit. Their signature is the form in Prefect's UI."""
+"""The flows that deployments run: one per audit, and one for any audit. Their signature is the form in Prefect's UI.
 
+Prefect's runner, when it is sent SIGTERM, neither ends nor stops taking runs, and each run that it takes crashes at once;
+here it ends. A script that serves a flow outside of `if __name__ == "__main__":` is imported again by each run.
+"""
+
+import ast
+import contextlib
 import functools
+import multiprocessing
 import os
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +19,6 @@ from prefect import Flow, flow, runtime, tags
 from prefect.states import Completed, Crashed, Failed
 
 from flows.engine import TAG, flow_of
-from flows.serving import check_guarded, ending_on_sigterm
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
 from memlib.recipes.request import AuditRequest
@@ -65,6 +74,39 @@ def audit_flow(module: str) -> Flow[Any, Any]:
     _, _, parameters = (audit.fn.__doc__ or "").partition("\n")
     run.__doc__ = f"{named.question}\n{parameters}"
     return AuditFlow(run, name=named.name, validate_parameters=True)
+
+
+def check_guarded(main: Any = None) -> None:
+    """Refuse to serve from a script without a guard, which each run that it starts would import and serve again.
+
+    Args:
+        main: the module of the script; by default the one that this process runs.
+
+    Raises:
+        UserError: for such a script.
+    """
+    message = 'put the call of serve below `if __name__ == "__main__":`, as each run imports this script'
+    if multiprocessing.parent_process() is not None:
+        raise UserError(message)
+    path = getattr(main or sys.modules.get("__main__"), "__file__", None)
+    if path is None or Path(path).suffix != ".py" or not Path(path).is_file():  # python -c, -m, or a notebook
+        return
+    tests = [node.test for node in ast.parse(Path(path).read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
+    if not any("__name__" in ast.dump(test) for test in tests):
+        raise UserError(f"{Path(path).name}: {message}")
+
+
+@contextlib.contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Let Prefect's runner end on SIGTERM as on Ctrl-C in the block."""
+    from prefect.runner import Runner
+
+    handle = Runner.handle_sigterm
+    Runner.handle_sigterm = lambda self, *_, **__: signal.raise_signal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        Runner.handle_sigterm = handle
 
 
 class AuditFlow(Flow[Any, Any]):

@@ -1,16 +1,11 @@
 """Audits on a schedule, on one machine: a Prefect server if none is configured, a process that serves the deployments, and a
 watch that starts both again when they die, runs crashed runs again, and prints a line for each run that ended.
-
-Prefect's runner, when it is sent SIGTERM, neither ends nor stops taking runs, and each run that it takes crashes at once;
-here it ends. A script that serves a flow outside of `if __name__ == "__main__":` is imported again by each run.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
-import multiprocessing
 import os
 import secrets
 import signal
@@ -21,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,45 +30,6 @@ LOOK_SECONDS, START_SECONDS, END_SECONDS = 5.0, 180.0, 20.0
 ATTEMPTS = 3  # of a run, in all
 AGAIN = "again-of:"  # tag of a run that repeats a crashed one
 ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-
-
-# -- a flow's own serve ---------------------------------------------------------------------------------
-
-
-def check_guarded(main: Any = None) -> None:
-    """Refuse to serve from a script without a guard, which each run that it starts would import and serve again.
-
-    Args:
-        main: the module of the script; by default the one that this process runs.
-
-    Raises:
-        UserError: for such a script.
-    """
-    message = 'put the call of serve below `if __name__ == "__main__":`, as each run imports this script'
-    if multiprocessing.parent_process() is not None:
-        raise UserError(message)
-    path = getattr(main or sys.modules.get("__main__"), "__file__", None)
-    if path is None or Path(path).suffix != ".py" or not Path(path).is_file():  # python -c, -m, or a notebook
-        return
-    tests = [node.test for node in ast.parse(Path(path).read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
-    if not any("__name__" in ast.dump(test) for test in tests):
-        raise UserError(f"{Path(path).name}: {message}")
-
-
-@contextlib.contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """Let Prefect's runner end on SIGTERM as on Ctrl-C in the block."""
-    from prefect.runner import Runner
-
-    handle = Runner.handle_sigterm
-    Runner.handle_sigterm = lambda self, *_, **__: signal.raise_signal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        Runner.handle_sigterm = handle
-
-
-# -- memlib serve ---------------------------------------------------------------------------------------
 
 
 class Served:
@@ -247,7 +203,7 @@ def serve(deployments: Sequence[dict[str, Any]]) -> None:
     """Serve deployments in this process: one run at a time; a run that is due while another is under way waits."""
     from prefect import serve as serve_all
 
-    from flows.deployed import audit
+    from flows.deployed import audit, ending_on_sigterm
 
     made = [
         audit.to_deployment(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -237,6 +238,8 @@ class _Similar:
         key = inputs.get("model", inputs.get("models"))
         if not isinstance(key, str) or self._store is None:
             return None
+        if not re.fullmatch("[0-9a-f]+", key):  # the digest of a model that was trained elsewhere
+            return key
         for stage in self._store.names("artifacts"):
             if stage.startswith("train") and self._store.artifacts.has(Ref(stage, key)):
                 return _kind(self._store.artifacts.manifest(Ref(stage, key)).spec.get("model"))

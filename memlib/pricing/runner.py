@@ -34,7 +34,7 @@ class Part:
 
 @dataclass
 class Following:
-    """What was found on the way through a flow."""
+    """The parts that a flow has yet to compute, and where it could not be followed."""
 
     parts: list[Part] = field(default_factory=list)
     stopped: dict[str, str] = field(default_factory=dict)  #: why stages could not be reached, by stage.

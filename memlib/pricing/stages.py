@@ -59,7 +59,8 @@ SAVED = 0.01  # plain work of writing a checkpoint
 STORED = {"raw": 1.0, "png": 0.55, "jpeg": 0.2}  # bytes of a stored image for each byte of its pixels
 INDEXED = 80  # bytes of an example in an index
 CUT = 6e-5  # plain work of reading and resizing a stored image
-READ, DRAWN = 1e-4, 8e-4  # plain work of reading an image, and of drawing an embedded scene
+READ, FILE, DRAWN = 1e-4, 4e-4, 8e-4  # plain work of an embedded image, of an image file, of drawing an embedded scene
+ROW, SCORED = 3e3, 1e4  # bytes of memory for a row of an index while roles are drawn, and of a scored unit
 
 
 @singledispatch
@@ -444,7 +445,7 @@ def _decode(stage: Decode | DecodeBlock, artifact: Artifact[Any]) -> Work:
     encoded = 0.0 if data.storage == "raw" else 2.0 * data.image_size**2
     drawn = DRAWN if "scenes" in data.source.kind else 0.0
     return Work(
-        plain=(READ + drawn) * count, pixels=(pixels + encoded) * count,
+        plain=(READ + drawn if data.source.is_embedded else FILE) * count, pixels=(pixels + encoded) * count,
         written=count * (stored * STORED[data.storage] + INDEXED), memory=8e6 + stored * 64,
     )  # fmt: skip
 
@@ -476,7 +477,8 @@ def _documents(stage: ObserveDocuments, artifact: Artifact[Any]) -> Work | None:
 
 @work_of.register
 def _splits(stage: SplitsStage, artifact: Artifact[Any]) -> Work:
-    return Work(plain=0.2, written=2e4)
+    index = stage.shard.content.index.num_rows if hasattr(stage, "shard") else 0
+    return Work(plain=0.2 + 2e-5 * index, written=2e4 + 6 * index, memory=ROW * index)
 
 
 @work_of.register
@@ -500,7 +502,7 @@ def _score_deja_vu(stage: ScoreDejaVu | ScoreSetting, artifact: Artifact[Any]) -
     if isinstance(stage, ScoreDejaVu) and stage.parts:
         return Work(plain=0.5 + 0.05 * len(stage.parts), written=5e4)
     rows = members_of(stage.splits, TARGET, REFERENCE).num_rows * len(stage.searches)
-    return Work(plain=0.5 + 1e-4 * rows * len(stage.config.k), written=5e4 + 40 * rows)
+    return Work(plain=0.5 + 3e-4 * rows * len(stage.config.k), written=5e4 + 40 * rows, memory=SCORED * rows)
 
 
 @work_of.register

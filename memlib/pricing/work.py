@@ -45,7 +45,7 @@ Rate = Annotated[FiniteFloat, Field(gt=0)]
 
 
 class Rates(Record):
-    """What a core of a machine, or a GPU, does in a second; see `memlib.pricing.measuring`."""
+    """Amounts of work that a core of a machine, or a GPU, does per second; see `memlib.pricing.measuring`."""
 
     products: Rate
     products_half: Rate

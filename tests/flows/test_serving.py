@@ -1,6 +1,7 @@
 """Served flows: scripts without a guard are refused, crashed runs are started again, and each run has a line."""
 
 import signal
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 
 from flows import serving
 from flows.cli.serve import serve
-from flows.serving import Served, check_guarded, ending_on_sigterm
+from flows.deployed import check_guarded, ending_on_sigterm
+from flows.serving import Served
 from memlib.errors import UserError
 
 
@@ -28,17 +30,19 @@ def test_the_serve_of_each_audits_flow_is_guarded(tmp_path: Path, monkeypatch: p
 
     script = tmp_path / "it.py"
     script.write_text("")
-    monkeypatch.setattr(serving.sys.modules["__main__"], "__file__", str(script), raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     with pytest.raises(UserError, match=r"^it\.py: "):
         self_influence.serve(name="never")
 
 
-def test_a_runner_ends_on_sigterm_as_on_ctrl_c() -> None:
+def test_a_runner_ends_on_sigterm_as_on_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     from prefect.runner import Runner
 
-    before = Runner.handle_sigterm
-    with ending_on_sigterm(), pytest.raises(KeyboardInterrupt):
+    before, raised = Runner.handle_sigterm, []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    with ending_on_sigterm():
         Runner.handle_sigterm(None, signal.SIGTERM, None)  # type: ignore[arg-type]
+    assert raised == [signal.SIGINT]
     assert Runner.handle_sigterm is before
 
 
@@ -118,7 +122,7 @@ def test_the_folder_of_the_servers_password_is_private(watched: tuple[Watched, l
         ((["smok"], "0 2 * * *"), r"no recipe 'smok'; did you mean smoke\?"),
     ],
 )
-def test_a_mistake_is_told_before_anything_starts(
+def test_mistakes_are_reported_before_anything_starts(
     arguments: tuple[list[str], str], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serving.Served, "run", lambda self: pytest.fail("it was started"))

@@ -117,7 +117,7 @@ def test_the_time_of_another_model_does_not_stand_for_a_stage_that_reads_one(tmp
     assert price(store, "self-influence", again).stages["gradient_norms"].similar == 2
 
 
-def test_what_a_stage_takes_is_told_by_runs_like_it_where_its_work_is_not_known(tmp_path: Path, store: Store) -> None:
+def test_stages_of_unknown_work_have_no_price_without_similar_runs(tmp_path: Path, store: Store) -> None:
     found = price(store, "membership", "membership_breast_cancer")
     assert "fit_estimators" in found.by_reason["only runs like it say what it takes"]
     assert "fit_estimators" not in found.stages
