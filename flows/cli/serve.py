@@ -1,7 +1,9 @@
 """The command that carries audits out on a schedule."""
 
+import contextlib
 import hashlib
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +11,7 @@ from cyclopts import Parameter
 
 from flows.cli.messages import say
 from flows.cli.store import StoreOption
+from memlib.console import show_text
 from memlib.errors import UserError
 from memlib.recipes.request import AuditRequest
 from memlib.store import DEFAULT_STORE, Store
@@ -56,7 +59,9 @@ def serve(
         deployments.append({"name": own, "cron": cron, "title": title, "parameters": {"recipe": given, "store": place}})
     folder = user_folder("config") / "serve" / _digest(place)[:12]
     say(f"{', '.join(one['title'] for one in deployments)}: {cron} (UTC), store {place}; Ctrl-C ends it")
-    Served(deployments, folder, port=port, say=_print).run()
+    with contextlib.suppress(AttributeError):  # so that a log has each line when it is due
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    Served(deployments, folder, port=port, say=show_text).run()
 
 
 def _digest(*named: str) -> str:
@@ -70,7 +75,3 @@ def _check_cron(cron: str) -> None:
         CronSchedule(cron=cron)
     except ValueError as error:
         raise UserError(f'--cron {cron!r} is no schedule; "0 2 * * *" is two o\'clock every night') from error
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
