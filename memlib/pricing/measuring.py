@@ -23,6 +23,7 @@ from memlib.specs.cores import cores
 SECONDS = 1.5  # of each measurement
 SIDE, CHANNELS, IMAGES = 32, 64, 16  # of the convolution that is measured
 WIDTH = 768  # of the matrices
+Clock = Callable[[], float]
 PLAIN_REFERENCE = 0.1  # seconds that `_plain` takes on a core of the machine that is the unit of plain work
 
 
@@ -61,7 +62,7 @@ def speedup(*, seconds: float = SECONDS) -> float:
     try:
         for count in (1, cores()):
             torch.set_num_threads(count)
-            found.append(_products(torch.device("cpu"), torch.float32, seconds))
+            found.append(_products(torch.device("cpu"), torch.float32, seconds, clock=time.perf_counter))
     finally:
         torch.set_num_threads(threads)
     return max(1.0, found[1] / found[0])
@@ -82,8 +83,15 @@ def _processor() -> str:
     return named[0] if named else platform.processor() or platform.machine()
 
 
-def _per_second(work: Callable[[], object], seconds: float, device: torch.device = torch.device("cpu")) -> float:
-    """Return how often a second some work is done: the best of the measurement's five parts, as other work only delays it."""
+def _per_second(
+    work: Callable[[], object], seconds: float, device: torch.device = torch.device("cpu"), *, clock: Clock | None = None
+) -> float:
+    """Return how often a second some work is done: the best of the measurement's five parts, as other work only delays it.
+
+    Args:
+        clock: clock of the seconds; by default the CPU time of this process, and with a GPU the time on the wall.
+    """
+    clock = clock or (time.perf_counter if device.type == "cuda" else time.process_time)
 
     def wait() -> None:
         if device.type == "cuda":
@@ -93,21 +101,21 @@ def _per_second(work: Callable[[], object], seconds: float, device: torch.device
     best = 0.0
     for _ in range(5):
         wait()
-        began, count = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds / 5:
+        began, count = clock(), 0
+        while clock() - began < seconds / 5:
             work()
             count += 1
             if device.type == "cuda" and count % 8 == 0:
                 wait()
         wait()
-        best = max(best, count / (time.perf_counter() - began))
+        best = max(best, count / (clock() - began))
     return best
 
 
-def _products(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
+def _products(device: torch.device, dtype: torch.dtype, seconds: float, *, clock: Clock | None = None) -> float:
     size = WIDTH if device.type == "cpu" else 8192
     one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-    return size**3 * _per_second(lambda: one @ other, seconds, device)
+    return size**3 * _per_second(lambda: one @ other, seconds, device, clock=clock)
 
 
 def _convolutions(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
