@@ -45,28 +45,28 @@ class Served:
     def __init__(self, deployments: Sequence[dict[str, Any]], folder: Path, *, port: int, say: Callable[[str], None]) -> None:
         self._deployments, self._folder, self._port, self._say = deployments, folder, port, say
         self._environment = dict(os.environ)
+        self._own = not os.environ.get("PREFECT_API_URL")  # whether the server is started here
         self._server: subprocess.Popen[bytes] | None = None
         self._serving: subprocess.Popen[bytes] | None = None
         self._told: set[str] = set()  # runs that ended before, or of which a line was printed
         make_folder(folder, PRIVATE.folder)
 
-    def run(self, *, until: Callable[[], bool] = lambda: False) -> None:
-        """Serve until interrupted, or until a function says so; what dies is started again.
+    def run(self) -> None:
+        """Serve until interrupted; what dies is started again.
 
         Raises:
             UserError: when no server answers, or the port is taken.
         """
-        own = not os.environ.get("PREFECT_API_URL")
-        if own:
+        if self._own:
             self._prepare_server()
         try:
-            self._start(own=own)
+            self._start()
             self._told = {run["id"] for run in self._runs() if run["state_type"] in ENDED}
             self._lost()
-            while not until():
+            while True:
                 time.sleep(LOOK_SECONDS)
-                if self._died(own=own):
-                    self._start(own=own)
+                if self._died():
+                    self._start()
                     self._lost()
                 with contextlib.suppress(OSError):
                     self._look()
@@ -94,15 +94,16 @@ class Served:
         }
         self._say(f"Prefect's pages: {address}, user admin, password in {password}")
 
-    def _start(self, *, own: bool) -> None:
+    def _start(self) -> None:
         """Start the server and the process that serves, as far as they do not live."""
-        if own and (self._server is None or self._server.poll() is not None):
+        if self._own and (self._server is None or self._server.poll() is not None):
             command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(self._port)]
             self._server = self._started(command, "server.log")
         end = time.monotonic() + START_SECONDS
         while not self._answers():
             if time.monotonic() > end or (self._server is not None and self._server.poll() is not None):
-                where = f"see {self._folder / 'server.log'}" if own else f"PREFECT_API_URL is {os.environ['PREFECT_API_URL']}"
+                named = f"PREFECT_API_URL is {self._environment['PREFECT_API_URL']}"
+                where = f"see {self._folder / 'server.log'}" if self._own else named
                 raise UserError(f"no Prefect server answers; {where}")
             time.sleep(0.5)
         if self._serving is None or self._serving.poll() is not None:
@@ -117,17 +118,13 @@ class Served:
                 command, env=self._environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
             )
 
-    def _died(self, *, own: bool) -> bool:
+    def _died(self) -> bool:
         """Return whether the server or the process that serves has died, and say so."""
-        dead = [
-            name
-            for name, process in (("the Prefect server", self._server), ("the process that serves", self._serving))
-            if process is not None and process.poll() is not None
-        ]
-        for process in (self._server, self._serving):  # what it ran goes on, and would run beside its successor
-            if process is not None and process.poll() is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        processes = {"the Prefect server": self._server, "the process that serves": self._serving}
+        dead = {name: one for name, one in processes.items() if one is not None and one.poll() is not None}
+        for process in dead.values():  # what it ran goes on, and would run beside its successor
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         if dead:
             self._say(f"{_now()} {' and '.join(dead)} died and {'is' if len(dead) == 1 else 'are'} started again")
         return bool(dead)

@@ -28,7 +28,7 @@ from memlib.runs.journal import log_as_asked
 from memlib.runs.plans import content_of, read_plan, recipe_of, with_signature, write_plan
 from memlib.runs.records import PlanFile, RequestRecord, RunRecord
 from memlib.specs import Resources
-from memlib.specs.cores import cores
+from memlib.specs.cores import cores, memory
 from memlib.specs.resources import RunOptions
 from memlib.store import DEFAULT_STORE, Store
 
@@ -367,7 +367,12 @@ def _taken_over(recorded: Mapping[str, Any], *, here: bool) -> dict[str, Any]:
 def _granted(needs: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a part of a stage needs, limited to what this machine has; settings that are not set are left out."""
     stated = {name: value for name, value in needs.items() if value is not None and value != {}}
-    limits: dict[str, Callable[[], float]] = {"cpus": cores, "parallel": cores, "gpus": _gpus, "memory_gb": _memory}
+    limits: dict[str, Callable[[], float]] = {
+        "cpus": cores,
+        "parallel": cores,
+        "gpus": _gpus,
+        "memory_gb": lambda: memory() / 2**30,
+    }
     return stated | {name: min(stated[name], most()) for name, most in limits.items() if name in stated}
 
 
@@ -375,7 +380,3 @@ def _gpus() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _memory() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,40 +14,17 @@ from torch.utils.flop_counter import flop_registry
 
 from memlib.pricing.work import Work
 
-FREE = frozenset(
-    {
-        "view",
-        "_unsafe_view",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "detach",
-        "alias",
-        "as_strided",
-        "empty",
-        "empty_like",
-        "split",
-        "unbind",
-        "chunk",
-        "_reshape_alias",
-        "empty_strided",
-        "new_empty",
-        "unfold",
-        "lift_fresh",
-        "split_with_sizes",
-        "is_pinned",
-    }
-)  # operations that read and write nothing
+FREE = frozenset((
+    "view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice",
+    "select", "unsqueeze", "squeeze", "detach", "alias", "as_strided", "empty",
+    "empty_like", "split", "unbind", "chunk", "_reshape_alias", "empty_strided", "new_empty",
+    "unfold", "lift_fresh", "split_with_sizes", "is_pinned",
+))  # fmt: skip  # operations that read and write nothing
 CONVOLUTIONS = frozenset(("convolution", "_convolution", "convolution_backward", "cudnn_convolution", "mkldnn_convolution"))
 
 
 class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode under which all tensor operations are counted, and the bytes that are alive at one time.
+    """A mode under which all tensor operations are counted.
 
     Example:
         >>> import torch
@@ -60,22 +37,34 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.work = Work()
+        self._products = self._convolutions = self._moved = 0.0
+        self._calls = 0
+
+    @property
+    def work(self) -> Work:
+        """The operations so far."""
+        return Work(products=self._products, convolutions=self._convolutions, moved=self._moved, calls=float(self._calls))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call an operation and count it."""
         out = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
         name = packet.__name__
-        if name not in FREE:
-            macs = flop_registry[packet](*args, **(kwargs or {}), out_val=out) / 2 if packet in flop_registry else 0.0
-            moved = sum(
-                one.numel() * one.element_size() for one in tree_leaves((args, kwargs, out)) if isinstance(one, Tensor)
-            )
-            is_convolution = name in CONVOLUTIONS
-            products, convolutions = (0.0, macs) if is_convolution else (macs, 0.0)
-            self.work += Work(products=products, convolutions=convolutions, moved=moved, calls=1.0)
+        if name in FREE:
+            return out
+        macs = flop_registry[packet](*args, **(kwargs or {}), out_val=out) / 2 if packet in flop_registry else 0.0
+        if name in CONVOLUTIONS:
+            self._convolutions += macs
+        else:
+            self._products += macs
+        self._moved += bytes_of(one for one in tree_leaves((args, kwargs, out)) if isinstance(one, Tensor))
+        self._calls += 1
         return out
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Return the size of tensors."""
+    return sum(one.numel() * one.element_size() for one in tensors)
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from memlib.specs.cores import cores
 SECONDS = 1.5  # of each measurement
 SIDE, CHANNELS, IMAGES = 32, 64, 16  # of the convolution that is measured
 WIDTH = 768  # of the matrices
-Clock = Callable[[], float]
 PLAIN_REFERENCE = 0.1  # seconds that `_plain` takes on a core of the machine that is the unit of plain work
+Clock = Callable[[], float]
 
 
 def measure(device: torch.device, *, seconds: float = SECONDS) -> Rates:

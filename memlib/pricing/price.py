@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from memlib.audits.base import Audit
@@ -15,7 +17,7 @@ from memlib.pricing.machines import ASSUMED_GPU, Machine, known
 from memlib.pricing.runner import Part, followed
 from memlib.pricing.work import Work
 from memlib.specs import Resources, Spec
-from memlib.specs.cores import cores
+from memlib.specs.cores import cores, memory
 from memlib.store import Ref, Store
 from memlib.store.records import ArtifactRecord
 
@@ -139,8 +141,6 @@ def price_of(
             else:
                 prices[name] = one
         price = Price(machine, prices, stopped)
-    if machine.gpu is None and price.total("gpu_seconds"):
-        price.warnings.append("no GPU was measured: its rates are assumed, those of an A100's data sheet")
     if machine.gpu is None and price.total("gpu_seconds"):
         price.warnings.append("no GPU was measured: its rates are assumed, those of an A100's data sheet")
     price.warnings += _warnings(price, store, resources)
@@ -267,14 +267,10 @@ def _kind(spec: Any) -> Any:
 
 def _warnings(price: Price, store: Store, resources: Resources) -> list[str]:
     """Return lines on what cannot fit, with the setting that helps."""
-    import os
-    import shutil
-
     lines = []
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for one in price.stages.values():
         granted = resources.of(one.stage).memory_gb
-        most = granted * 2**30 if granted else float(memory)
+        most = granted * 2**30 if granted else float(memory())
         if one.memory > most and resources.ray_address is None:
             lines.append(
                 f"a part of {one.stage} needs about {one.memory / 2**30:.0f} GiB of memory, and a worker has "
@@ -294,9 +290,7 @@ def _warnings(price: Price, store: Store, resources: Resources) -> list[str]:
     return lines
 
 
-def _existing(root: Any) -> str:
-    from pathlib import Path
-
+def _existing(root: str) -> str:
     path = Path(root)
     while not path.exists() and path != path.parent:
         path = path.parent

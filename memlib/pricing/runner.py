@@ -13,12 +13,11 @@ from memlib.audits.arrangement import body_of, stage_names
 from memlib.audits.base import Audit
 from memlib.errors import MissingArtifact, RunError, UnknownUntilRun, UserError
 from memlib.pipeline import user_code
-from memlib.pipeline.stage import NO_CELLS, AnyArtifact, AnyStage, Artifact, CellRequest, Ended, Out, Stage
-from memlib.pipeline.tables import Tables
+from memlib.pipeline.following import FollowingRunner
+from memlib.pipeline.stage import AnyArtifact, AnyStage, Artifact, CellRequest, Out, Stage
 from memlib.pricing.expected import declared, expect
 from memlib.pricing.stages import work_of
 from memlib.pricing.work import Work
-from memlib.runs.records import RunRecord
 from memlib.specs import Resources, Spec
 from memlib.store import Attempt, Ref, Store
 
@@ -53,7 +52,7 @@ def followed(
             yield found
 
 
-class PricingRunner:
+class PricingRunner(FollowingRunner):
     """A runner that notes the work of each stage, and computes none.
 
     Args:
@@ -67,20 +66,10 @@ class PricingRunner:
     def __init__(
         self, store: Store, scratch: Store, resources: Resources, found: Following, forced: Collection[str] = ()
     ) -> None:
-        self._forced = forced
-        self._store, self._scratch, self._resources, self._found = store, scratch, resources, found
+        super().__init__(store, resources)
+        self._scratch, self._found, self._forced = scratch, found, forced
         self._artifacts: dict[Ref, AnyArtifact] = {}
         self._seen: set[str] = set()
-
-    @property
-    def store(self) -> Store:
-        """The store of the run."""
-        return self._store
-
-    @property
-    def resources(self) -> Resources:
-        """The machines and limits."""
-        return self._resources
 
     def follow(self, audit: Audit, recipe: Spec) -> None:
         """Follow a flow to its end, or to the first value that nothing can stand for."""
@@ -94,10 +83,6 @@ class PricingRunner:
                 reason = f"{error.ref.stage} decides"
             reached = max((place for place, name in enumerate(names) if name in self._seen), default=-1)
             self._found.stopped |= dict.fromkeys(names[reached + 1 :], reason)
-
-    def run(self, stage: Stage[Out]) -> Artifact[Out]:
-        """Note a stage's work, and return its artifact or a stand-in."""
-        return self.run_all([stage])[0]
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
         """Note the work of the parts of a step, and return their artifacts or stand-ins."""
@@ -131,18 +116,8 @@ class PricingRunner:
         identity = stage.identity
         return self._scratch.artifacts.write(identity.ref, spec=identity.spec, inputs=identity.inputs, units=stage.units)
 
-    def evict(self, artifacts: Sequence[AnyArtifact]) -> None:
-        """Evict nothing."""
-
     def warn(self, text: str) -> None:
         """Say nothing: the plan does."""
-
-    def publish(
-        self, recipe: Spec, scores: Artifact[Tables], report: Artifact[Path], artifacts: Mapping[str, AnyArtifact], *,
-        cells: Ended = NO_CELLS,
-    ) -> RunRecord | None:  # fmt: skip
-        """Publish nothing."""
-        return None
 
     def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> None:
         """Follow each cell; what cells share is noted once."""

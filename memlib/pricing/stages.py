@@ -41,7 +41,7 @@ from memlib.models.encoder import Encoder
 from memlib.models.image_text import ImageText
 from memlib.observe.stages import CheckpointNorms, ModelOutputs
 from memlib.pipeline.stage import AnyStage, Artifact
-from memlib.pricing.counting import counting, saved_bytes
+from memlib.pricing.counting import bytes_of, counting, saved_bytes
 from memlib.pricing.work import Work
 from memlib.specs import ClassifierSpec, DataSpec, TrainingSpec
 from memlib.training.fit import MODEL_FILE, MODELS, Train, build_model
@@ -140,8 +140,8 @@ def _step(
     training.optimizer.step = lambda *_: None  # type: ignore[method-assign, assignment]  # fused steps need a device
     with counting() as counted:
         kept = saved_bytes(lambda: training.take_step(shown, given))
-    weights = sum(value.numel() * value.element_size() for value in training.model.state_dict().values())
-    trained = sum(value.numel() * value.element_size() for value in training.model.parameters())
+    weights = bytes_of(training.model.state_dict().values())
+    trained = bytes_of(training.model.parameters())
     memory = kept / spec.accumulate / (2 if half else 1) + PARAMETER_COPIES * trained + 3 * batch * math.prod(shape) * 4
     work, tensors = counted.work, sum(1 for _ in training.model.parameters())
     calls, passes = (2, 7) if spec.optimizer.name == "adamw" else (12 * tensors, 12)  # of the optimizer's step
@@ -207,7 +207,7 @@ def _stacked_step(
     with counting() as counted:
         losses, _ = trained._losses(places, 0)
         trained._step(losses.sum(), 0)
-    weights = sum(value.numel() * value.element_size() for value in trained.net.state.values())
+    weights = bytes_of(trained.net.state.values())
     memory = weights * PARAMETER_COPIES + places.numel() * math.prod(shape) * 8
     return (
         Work(
@@ -242,7 +242,7 @@ def _forward(
             outputs = model.all_layers(inputs)
         else:
             outputs = [("scores", model.encode_images(inputs) if isinstance(model, ImageText) else model(inputs))]
-    weights = sum(value.numel() * value.element_size() for value in model.state_dict().values())
+    weights = bytes_of(model.state_dict().values())
     largest = counted.work.moved / max(counted.work.calls, 1) * 4
     sizes = tuple((name, int(values[0].numel())) for name, values in outputs)
     return Work(**{**counted.work.as_json(), "memory": weights + largest}), sizes

@@ -4,28 +4,24 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of, stage_names
 from memlib.errors import CorruptArtifact, MissingArtifact, RunError, UnknownUntilRun, UserError
+from memlib.pipeline.following import FollowingRunner
 from memlib.pipeline.old_code import OldCode
 from memlib.pipeline.stage import (
-    NO_CELLS,
     AnyArtifact,
     AnyStage,
     Artifact,
     CellRequest,
-    Ended,
     Identity,
     Known,
     Out,
     Stage,
 )
-from memlib.pipeline.tables import Tables
-from memlib.runs.records import RunRecord
-from memlib.specs import Resources, Spec
+from memlib.specs import Resources
 from memlib.store import Ref, Store
 
 if TYPE_CHECKING:
@@ -246,7 +242,7 @@ class Plan:
         return {"parts": parts, **rest, "price": price, "seconds": self.seconds, "is_lower_bound": self.is_lower_bound}
 
 
-class PlanRunner:
+class PlanRunner(FollowingRunner):
     """A runner that records the stages of an audit in a plan instead of running them.
 
     Args:
@@ -256,23 +252,10 @@ class PlanRunner:
     """
 
     def __init__(self, plan: Plan, resources: Resources | None = None, forced: Collection[str] = ()) -> None:
-        self.plan, self._resources, self._forced = plan, resources or Resources(), forced
+        super().__init__(plan.store, resources or Resources())
+        self.plan, self._forced = plan, forced
         self._known = Known()
         self._artifacts: dict[Ref, AnyArtifact] = {}
-
-    @property
-    def store(self) -> Store:
-        """The store of the artifacts."""
-        return self.plan.store
-
-    @property
-    def resources(self) -> Resources:
-        """The machines and limits, which do not affect results."""
-        return self._resources
-
-    def run(self, stage: Stage[Out]) -> Artifact[Out]:
-        """Record a stage, and return its artifact, which may not exist."""
-        return self.run_all([stage])[0]
 
     def run_all(self, stages: Sequence[Stage[Out]]) -> list[Artifact[Out]]:
         """Record the parts of a step, and return their artifacts, which may not exist."""
@@ -289,24 +272,9 @@ class PlanRunner:
         )
         return artifact
 
-    def evict(self, artifacts: Sequence[AnyArtifact]) -> None:
-        """Evict nothing."""
-
     def warn(self, text: str) -> None:
         """Add a line to the limits of the plan."""
         self.plan.limits.append(text)
-
-    def publish(
-        self,
-        recipe: Spec,
-        scores: Artifact[Tables],
-        report: Artifact[Path],
-        artifacts: Mapping[str, AnyArtifact],
-        *,
-        cells: Ended = NO_CELLS,
-    ) -> RunRecord | None:
-        """Publish nothing."""
-        return None
 
     def run_cells(self, cells: Mapping[str, CellRequest], *, look: str, at_once: int) -> None:
         """Follow each cell as far as it can be known."""

@@ -1,4 +1,4 @@
-"""The numbers of CPU cores and threads that this process may use, which are often smaller than that of the machine."""
+"""The numbers of CPU cores and threads that this process may use, often smaller than the machine's, and its memory."""
 
 import math
 import os
@@ -30,6 +30,11 @@ def threads(granted: int | None = None) -> int:
     limit = os.environ.get(LIMIT_OF_THREADS, "").partition(",")[0].strip()  # a list is of nested levels
     most = cores() if granted is None else granted
     return min(most, int(limit)) if limit.isdecimal() and int(limit) else most
+
+
+def memory() -> int:
+    """Return the bytes of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _quotas(cgroups: Path, own: Path) -> Iterator[float]:

@@ -19,6 +19,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pytest
 from in_process import call
 from markupsafe import escape
 
@@ -46,6 +47,21 @@ INFLUENCE: dict[str, Any] = {
     "training": {"objective": {"kind": "supervised"}, "epochs": 2, "batch_size": 5, "augment": None},
 }  # fmt: skip
 """The smallest audit."""
+
+
+@contextlib.contextmanager
+def file_system(folder: Path, size: str) -> Iterator[Path]:
+    """Mount a file system of its own at a new folder; skip the test where nothing can be mounted.
+
+    Args:
+        size: its size, as for `mount`: 900k, 64m.
+    """
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no small file system can be mounted here: {made.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
 
 
 @dataclass

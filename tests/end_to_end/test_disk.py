@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Memlib, newest, published
+from harness import Memlib, file_system, newest, published
 
 from tests.forks import run_code
 
@@ -45,13 +45,8 @@ def test_a_file_size_limit_ends_the_run_and_leaves_no_partial_artifact(
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A folder with room for the images, but not for the models."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", folder], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"no small file system can be mounted here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with file_system(tmp_path / "small", "900k") as folder:
+        yield folder
 
 
 @pytest.mark.slow

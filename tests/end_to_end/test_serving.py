@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from harness import file_system
 
 from deployments.local.api import Api
 from deployments.local.processes import descendants, end, free_port, kill, start, wait_for
@@ -44,13 +45,8 @@ def write(path: Path, seed: int) -> None:
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, which can be filled."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"no small file system can be mounted here: {made.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    with file_system(tmp_path / "small", "64m") as folder:
+        yield folder
 
 
 def fill(path: Path) -> None:
