@@ -157,7 +157,7 @@ def test_a_store_reserves_no_more_for_a_stage_than_the_machine_has(
     monkeypatch.setattr(flows.cli.running, "_carry_out", lambda *given, **more: asked.append(given))
     monkeypatch.setattr(flows.cli.running, "cores", lambda: 4)
     monkeypatch.setattr(flows.cli.running, "_gpus", lambda: 1)
-    monkeypatch.setattr(flows.cli.running, "_memory", lambda: 16.0)
+    monkeypatch.setattr(flows.cli.running, "memory", lambda: 16.0 * 2**30)
     assert main(["resume", note.run, "--store", store.uri]) == 0
     said = capsys.readouterr().err
     assert "resources of the run: stages" in said
