@@ -29,6 +29,7 @@ AUDITS: Mapping[str, tuple[str, ...]] = {
     "unique-feature": ("unique-feature", "--recipe", "unique_feature_smoke"),
     "sweep_smoke": ("sweep", "--recipe", "sweep_smoke"),
     "sweep of shadow models": ("sweep", "--recipe", "{folder}/sweep.yaml"),
+    "reconstructions": ("deja-vu", "--recipe", "scenes_reconstruction"),
     "80,000 images": ("deja-vu", "--recipe", "{folder}/large.json"),
     "Tiny-ImageNet": (
         "deja-vu",
@@ -117,7 +118,9 @@ def _plan(command: Sequence[str], store: Path) -> Any:
 
 
 def _planned(plan: Mapping[str, Any]) -> dict[str, list[float]]:
-    return {one["stage"]: [one["cpu_seconds"], one["written"], one["memory"]] for one in plan["price"]["stages"]}
+    return {
+        one["stage"]: [one["cpu_seconds"], one["written"], one["memory"] + one["mapped"]] for one in plan["price"]["stages"]
+    }
 
 
 def _taken(store: Path) -> dict[str, list[float]]:

@@ -16,16 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from prefect import Flow, flow, runtime, tags
+from prefect.context import FlowRunContext
 from prefect.states import Completed, Crashed, Failed
 
 from flows.engine import TAG, flow_of
 from memlib.audits import AUDITS, audit_of
 from memlib.errors import EngineLost, RunError, StoreUnreachable, UserError
+from memlib.pricing.beside import beside_plan, cost_table
 from memlib.recipes.request import AuditRequest
+from memlib.runs.garbage import metrics_by_stage
 from memlib.runs.records import RunRecord
 from memlib.specs import Resources
 from memlib.specs.resources import RunOptions
-from memlib.store import DEFAULT_STORE, STORE_VARIABLE
+from memlib.store import DEFAULT_STORE, STORE_VARIABLE, Store
+from tasks.display import quietly
+from tasks.reporting import show_costs
 
 
 @flow(name="audit", validate_parameters=True)
@@ -127,11 +132,23 @@ def _run(recipe: str, changes: dict[str, Any], store: str, resources: Resources,
         with tags(TAG):
             own = flow_of(request.audit)
             record = (own.fn if expected else own)(request.recipe, store, request.resources, RunOptions(quiet=True))
+            if FlowRunContext.get() is not None:
+                quietly(show_costs, record, [*cost_table(_costs(Store(store), record))])
             return Completed(message=_sentence(record), data=record)
     except (EngineLost, StoreUnreachable) as error:
         return Crashed(message=str(error), data=error)
     except (UserError, RunError) as error:
         return Failed(message=str(error), data=error)
+    except OSError as error:  # a full disk, a folder that is a file
+        return Failed(message=f"{type(error).__name__}: {error}", data=error)
+
+
+def _costs(store: Store, record: RunRecord) -> list[dict[str, Any]]:
+    """Return what a run's stages took, beside the plan where one can be made."""
+    try:
+        return beside_plan(store, record)
+    except Exception:  # whatever data or user code do in a plan: the run has ended well
+        return metrics_by_stage(store, record)
 
 
 def _sentence(record: RunRecord) -> str:

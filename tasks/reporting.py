@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from prefect.artifacts import create_markdown_artifact
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 
@@ -32,6 +32,18 @@ def show_in_prefect(run: RunRecord, rows: Sequence[Mapping[str, str]], places: M
     """
     key = f"{run.audit}-{run.run}-summary".replace("_", "-")
     create_markdown_artifact(markdown=_markdown(run, rows, places), key=key, description=run.title)
+
+
+def show_costs(run: RunRecord, table: Sequence[Sequence[str]]) -> None:
+    """Attach what each stage of a run took to its flow run.
+
+    Args:
+        table: headings, then rows of cells.
+    """
+    headings, *rows = table
+    cells = [dict(zip(headings, row, strict=True)) for row in rows]
+    key = f"{run.audit}-{run.run}-costs".replace("_", "-")
+    create_table_artifact(table=cells, key=key, description=f"{run.title}: what its stages took, and what a plan estimates")
 
 
 def _markdown(run: RunRecord, rows: Sequence[Mapping[str, str]], places: Mapping[str, str]) -> str:

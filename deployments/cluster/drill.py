@@ -20,15 +20,26 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import s3fs
 
-from deployments.cluster.machines import HERE, Machine, enter, missing, slow_disk
+from deployments.cluster.machines import HERE, Machine, enter, fill, missing, slow_disk, small_disk
 from deployments.local.api import TERMINAL
-from deployments.local.drill import DEPLOYMENTS, IN_RAY, Drill, check_cached, scheduled_run
-from deployments.local.processes import Unexpected, call, free_port, kill_marked, start, wait_for
+from deployments.local.drill import DEPLOYMENTS, IN_RAY, Drill, check_cached, scheduled_run, state_of
+from deployments.local.processes import (
+    Unexpected,
+    call,
+    command_of,
+    descendants,
+    free_port,
+    kill,
+    kill_marked,
+    start,
+    wait_for,
+)
 from deployments.local.services import PREFECT, environment_for, postgres, postgres_binaries, prefect_server
 from deployments.local.steps import SAVED, UNEQUAL, latest_step, markdown, rehearse
 from deployments.local.swift import Missing, SwiftServer, install
@@ -39,6 +50,11 @@ USERS = ("ann", "ben")
 IN_CLUSTER = {"resources": {"ray_address": "auto"}}
 EXTRA = ("duckdb", "polars", "psutil")  # of memlib's extra `test`
 TRAINING, STARTED = "ray::RayTrainWorker", "Ray runtime started"  # Ray's name of a process, and its words
+SOON = {"interval": 20}
+PLANNED = (
+    320.0  # seconds between planning and start: below five minutes, Prefect's automations see the run's end 15 minutes late
+)
+DISK = 1500  # mebibytes of each machine's disk
 OUTAGE, CUT = 20.0, 8.0  # seconds without S3, and of a cut that Ray survives
 MAKE = """
 import json, pathlib, sys
@@ -89,10 +105,23 @@ class Cluster(Drill):
         if ray.poll() is not None:
             raise Unexpected(f"Ray on {where} has ended: {said()[-1000:]}")
 
-    def training(self, name: str) -> "Training":
-        """Start the longer audit in a store of its own, and wait until a state of its training is saved."""
+    def night(self, name: str) -> dict[str, Any]:
+        """Return the parameters of the longer audit in a store of its own."""
         settings = {"ray_address": "auto", "resume_seconds": 1}
-        run = self.start("cluster", changes=LONGER, resources=settings, store=self.uri(name))
+        return {"changes": LONGER, "resources": settings, "store": self.uri(name)}
+
+    def training(self, name: str, *, schedule: dict[str, Any] | None = None) -> "Training":
+        """Start the longer audit in a store of its own, and wait until a state of its training is saved.
+
+        Args:
+            name: name of the store.
+            schedule: the schedule that starts it; by default it is started at once.
+        """
+        given = self.night(name)
+        if schedule is None:
+            run = self.start("cluster", **given)
+        else:
+            run = str(scheduled_run(self, "cluster", schedule, "Running", **given)["id"])
 
         def saved() -> int:
             self.check_running(run)
@@ -174,6 +203,29 @@ def nightly(drill: Cluster) -> str:
     return f"planned for {found['expected_start_time'][11:19]}, Completed, all stages Cached"
 
 
+def nights(drill: Cluster) -> str:
+    """Let a schedule start three nights: one run is killed, one finds a full disk, and the third goes on where it ended."""
+    begin = datetime.now(UTC) + timedelta(seconds=PLANNED)
+    first = drill.training("first", schedule={"interval": 86400, "anchor_date": begin.isoformat()})
+    (worker,) = drill.workers
+    kill([pid for pid in descendants(worker.pid) if "prefect.engine" in command_of(pid)])
+    wait_for(lambda: state_of(drill.api, first.run, "AwaitingRetry"), "the automation to run the killed run again")
+    # it may be Crashed once more first, as the worker reports the end of the process after its runner did
+    wait_for(lambda: state_of(drill.api, first.run, "Completed"), "the killed run to complete", seconds=900)
+    said = [f"killed at step {first.step}: Crashed; {drill.equal(first.run, first.store)}"]
+    second = drill.training("second", schedule=SOON)
+    filler = fill(second.machine.disk)
+    drill.check_running(second.run)
+    ended = drill.api.ended(second.run, seconds=900)
+    filler.unlink()
+    said.append(
+        f"the disk of {second.machine.name} full at step {second.step}: {ended['state_name']}: {ended['state']['message']}"
+    )
+    third = scheduled_run(drill, "cluster", SOON, "Running", **drill.night(second.store))
+    said.append(f"the third: {drill.equal(third['id'], second.store)}")
+    return "; ".join(said)
+
+
 def short_cut(drill: Cluster) -> str:
     """Cut the cable of a machine that trains for a few seconds."""
     training = drill.training("short")
@@ -227,7 +279,7 @@ def slow_storage(drill: Cluster) -> str:
     """Give one machine a disk that writes two mebibytes a second, and then its own one again."""
     machine = drill.machines[0]
     own = machine.disk
-    with slow_disk(drill.folder / "disks" / "slow.image", 1500) as disk:
+    with slow_disk(drill.folder / "disks" / "slow.image", DISK) as disk:
         machine.lose_power()
         try:
             machine.disk = disk
@@ -319,6 +371,7 @@ STEPS: dict[str, Callable[[Cluster], str]] = {
     "an audit on three machines, with S3, undisturbed": undisturbed,
     "two users with a queue each, limit 1": two_users,
     "a schedule": nightly,
+    "three nights: one killed, one with a full disk": nights,
     "a cable is cut for seconds": short_cut,
     "a cable is cut for good": long_cut,
     "a machine loses its power": power,
@@ -335,12 +388,15 @@ def everything(folder: Path, images: int) -> Iterator[Cluster]:
     mark, own = uuid.uuid4().hex, folder / "o"  # a short name, as paths of sockets are short
     own.mkdir()
     environment = environment_for(folder, mark) | {
-        "RAY_TMPDIR": str(own), "XDG_CACHE_HOME": str(own / "cache"), "OMP_NUM_THREADS": "1",
+        "RAY_TMPDIR": str(own), "TMPDIR": str(own), "XDG_CACHE_HOME": str(own / "cache"), "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex, "MEMLIB_STORE": f"s3://{BUCKET}/runs",
     }  # fmt: skip
     swift = SwiftServer(folder / "swift", install(), HERE)
-    machines = [Machine(f"n{number}", 10 + number, own, folder / "disks" / f"n{number}") for number in (1, 2, 3)]
-    try:
+    with contextlib.ExitStack() as ending:
+        disks = {name: ending.enter_context(small_disk(folder / "disks" / name, DISK)) for name in ("n1", "n2", "n3")}
+        machines = [Machine(name, number, own, disk) for number, (name, disk) in enumerate(disks.items(), start=11)]
+        ending.callback(kill_marked, mark)
+        ending.callback(swift.stop)
         try:
             swift.prepare()
         except Missing as error:
@@ -348,16 +404,12 @@ def everything(folder: Path, images: int) -> Iterator[Cluster]:
         swift.start()
         swift.make_bucket(BUCKET)
         environment |= swift.environment
-        with postgres(folder / "postgres", environment) as database, prefect_server(folder, environment, database) as server:
-            drill = Cluster(folder, *server, swift=swift, head=f"{HERE}:{free_port()}", machines=machines, images=images)
-            try:
-                _start_ray(drill)
-                yield drill
-            finally:
-                drill.end_workers()
-    finally:
-        swift.stop()
-        kill_marked(mark)
+        database = ending.enter_context(postgres(folder / "postgres", environment))
+        server = ending.enter_context(prefect_server(folder, environment, database))
+        drill = Cluster(folder, *server, swift=swift, head=f"{HERE}:{free_port()}", machines=machines, images=images)
+        ending.callback(drill.end_workers)
+        _start_ray(drill)
+        yield drill
 
 
 def _start_ray(drill: Cluster) -> None:

@@ -196,6 +196,30 @@ class Machine:
 
 
 @contextlib.contextmanager
+def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
+    """Mount a new disk of this size, which nothing may use after the block.
+
+    Yields:
+        the disk, which `fill` fills.
+    """
+    folder.mkdir(parents=True)
+    call(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(folder)], os.environ)
+    try:
+        yield folder
+    finally:
+        call(["umount", "--lazy", str(folder)], os.environ)
+
+
+def fill(disk: Path) -> Path:
+    """Fill a disk to the last byte with one file, and return it."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(65536))
+    return filler
+
+
+@contextlib.contextmanager
 def slow_disk(image: Path, mebibytes: int) -> Iterator[Path]:
     """Mount a new disk of this size beside its image, and limit what is written to it to 2 MiB/s within this block.
 

@@ -130,8 +130,8 @@ def kill_and_resume(drill: Drill) -> str:
     drill.new_worker()
     if (state := drill.api.flow_run(run)["state_name"]) != "Running":
         raise Unexpected(f"a killed run cannot report its end, but its state is {state}")
-    crashed = wait_for(lambda: _was(drill.api, run, "Crashed"), "the automation to mark the run as crashed", seconds=600)
-    wait_for(lambda: _was(drill.api, run, "AwaitingRetry"), "the automation to retry it", seconds=120)
+    crashed = wait_for(lambda: state_of(drill.api, run, "Crashed"), "the automation to mark the run as crashed", seconds=600)
+    wait_for(lambda: state_of(drill.api, run, "AwaitingRetry"), "the automation to retry it", seconds=120)
     wait_for(lambda: drill.api.flow_run(run)["state_name"] != "Crashed" or None, "the run to be scheduled")
     ended = drill.api.completed(run, seconds=400)
     stages = drill.api.stages(run, since=killed)
@@ -180,8 +180,10 @@ def schedule(drill: Drill) -> str:
     return f"{found['name']}, planned for {found['expected_start_time'][11:19]}, Completed"
 
 
-def scheduled_run(drill: Drill, name: str, schedule: Mapping[str, Any], **parameters: Any) -> dict[str, Any]:
-    """Give a deployment a schedule, wait until a run of it has completed, end the schedule and return the run."""
+def scheduled_run(
+    drill: Drill, name: str, schedule: Mapping[str, Any], until: str = "Completed", **parameters: Any
+) -> dict[str, Any]:
+    """Give a deployment a schedule, wait until a run of it is in a state, end the schedule and return the run."""
     deployment = drill.api.deployment(name)["id"]
     before = {run["id"] for run in drill.api.runs_of(deployment)}
     every = {"active": True, "schedule": schedule, "parameters": {"recipe": str(TINY)} | parameters}
@@ -189,9 +191,9 @@ def scheduled_run(drill: Drill, name: str, schedule: Mapping[str, Any], **parame
 
     def scheduled() -> dict[str, Any] | None:
         runs = (run for run in drill.api.runs_of(deployment) if run["id"] not in before and run["auto_scheduled"])
-        return next((run for run in runs if run["state_name"] == "Completed"), None)
+        return next((run for run in runs if run["state_name"] == until), None)
 
-    found = wait_for(scheduled, "a scheduled run to complete", seconds=300)
+    found = wait_for(scheduled, f"a scheduled run to be {until}", seconds=600)
     drill.api.ask(f"/deployments/{deployment}/schedules/{created['id']}", {"active": False}, "PATCH")
     return found
 
@@ -231,7 +233,8 @@ def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _was(api: Api, run: str, name: str) -> str | None:
+def state_of(api: Api, run: str, name: str) -> str | None:
+    """Return a state that a run was in, with its message; None if it was not."""
     states = [state for state in api.ask(f"/flow_run_states/?flow_run_id={run}") if state["name"] == name]
     return f"{name} ({states[0]['message']})" if states else None
 

@@ -335,8 +335,9 @@ def _measured(store: str) -> list[tuple[str, str, str]]:
     """Measure this machine, keep its rates in a store, and return them as `_looked_at` does."""
     from memlib.pricing.machines import keep, measure_here, said_of
 
-    machine = measure_here(seconds=MEASURED_SECONDS)
-    keep(Store(store), machine)
+    opened = Store(store)
+    machine = measure_here(opened, seconds=MEASURED_SECONDS)
+    keep(opened, machine)
     return [("measured", f"{machine.name}: {said_of(machine)}", "")]
 
 

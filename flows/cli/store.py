@@ -23,6 +23,7 @@ from memlib.console import console, show_json, show_text
 from memlib.errors import RunError, UserError
 from memlib.findings import Finding, Findings
 from memlib.identity import file_digest
+from memlib.pricing.beside import beside_plan, cost_table
 from memlib.report.format import (
     finding_rows,
     format_interval,
@@ -227,21 +228,19 @@ def status(
     watch
         Keep updating until the run has ended.
     planned
-        Of a finished run, also show the CPU seconds that a plan estimates from the machine's rates alone.
+        Of a finished run, also show the CPU time, memory and bytes that a plan estimates from the machine's rates alone.
     json_
         Print the progress as JSON.
     """
     opened = opened_store(store)
     record = find_requested(opened, run_id)
     if isinstance(record, RunRecord):
-        rows = garbage.metrics_by_stage(opened, record)
-        if planned:
-            _add_planned(opened, record, rows)
+        rows = beside_plan(opened, record) if planned else garbage.metrics_by_stage(opened, record)
         if json_:
             show_json({"run": record.run, "state": "completed", "stages": rows})
         else:
             console.print(f"run {record.run}  {record.title}  (completed)", soft_wrap=True)
-            show_text("\n".join(_aligned([*_metrics(rows)])))
+            show_text("\n".join(_aligned([*cost_table(rows)])))
             console.print(_in_all(rows))
         return
     progress = _progress(opened, record)
@@ -282,49 +281,6 @@ def _status(seen: StatusRecord) -> Text:
         cells = (str(row.computed), str(row.cached), done, in_time(taken) if row.started else "")
         rows.append((stage, row.state, *cells, ", ".join(filter(None, news))))
     return Text("\n".join([title, *_aligned(rows)]))
-
-
-def _metrics(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
-    """Yield the headings and rows of a table of the time and resources of stages."""
-    more = ("planned CPU s",) if any("planned_cpu_seconds" in row for row in rows) else ()
-    yield (
-        "stage",
-        "artifacts",
-        "reused",
-        "seconds",
-        "s each",
-        "CPU s",
-        *more,
-        "peak GiB",
-        "GPU GiB",
-        "MiB in",
-        "MiB out",
-        "units",
-    )
-    for row in rows:
-        gpu = "" if row["gpu_peak_memory_bytes"] is None else f"{row['gpu_peak_memory_bytes'] / 2**30:.2f}"
-        sizes = (f"{row['bytes_in'] / 2**20:.1f}", f"{row['bytes_out'] / 2**20:.1f}")
-        each = row["seconds"] / max(1, row["artifacts"])
-        seconds: tuple[str, ...] = (f"{row['seconds']:.1f}", f"{each:.1f}", f"{row['cpu_seconds']:.1f}")
-        memory = f"{row['peak_memory_bytes'] / 2**30:.2f}"
-        counts = (str(row["artifacts"]), str(row["reused"]))
-        if more:
-            seconds += (f"{row['planned_cpu_seconds']:.1f}" if "planned_cpu_seconds" in row else "",)
-        yield row["stage"], *counts, *seconds, memory, gpu, *sizes, f"{row['units']:g}"
-
-
-def _add_planned(store: Store, record: RunRecord, rows: Sequence[dict[str, Any]]) -> None:
-    """Add the CPU seconds that a plan would estimate to the stages of which the run found nothing in the store."""
-    from memlib.audits.arrangement import stage_names
-    from memlib.pricing.price import price_of
-    from memlib.recipes.request import AuditRequest
-
-    request = AuditRequest.read(record.recipe, (), record.resources, expected=audit_of(record.audit))
-    forced = [name.rpartition("/")[2] for name in stage_names(request.audit, request.recipe)]
-    price = price_of(request.audit, request.recipe, store, request.resources, forced=forced, by_similar=False)
-    for row in rows:
-        if row["stage"] in price.stages and not row["reused"]:
-            row["planned_cpu_seconds"] = round(price.stages[row["stage"]].cpu_seconds, 2)
 
 
 def _in_all(rows: Sequence[Mapping[str, Any]]) -> str:

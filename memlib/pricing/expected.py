@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from memlib.audits.captions.retrieval import VECTORS, EmbedPublic
+from memlib.audits.deja_vu.beyond.stages import Attributes
 from memlib.audits.deja_vu.embedding import IDS, Embed
+from memlib.audits.deja_vu.reconstruction.sampling import Reconstruct
 from memlib.audits.exposure.observing import COSTS, COUNTS, Perplexities, Ranks
 from memlib.audits.exposure.sanitizing import Halve
 from memlib.audits.exposure.stages import MakeCorpus
@@ -35,7 +38,7 @@ from memlib.data.splits import SPLITS_FILE
 from memlib.data.stages import Decode, DecodeBlock, HoldOut, Split
 from memlib.errors import MissingArtifact, UserError
 from memlib.pipeline.stage import AnyStage
-from memlib.pricing.stages import widths_of
+from memlib.pricing.stages import of_training, widths_of
 from memlib.specs import ExpectedSpec, Spec
 from memlib.store import Attempt
 from memlib.tables import INDEX, SPLITS, TRAINING, read_table, write_table
@@ -77,6 +80,7 @@ def _split(stage: Split | HoldOut, attempt: Attempt) -> None:
 @expect.register(MakeDocuments)
 @expect.register(Halve)
 @expect.register(TakeOver)
+@expect.register(Attributes)
 def _as_it_is(stage: AnyStage, attempt: Attempt) -> None:
     """Compute a stage that only draws or reads, from what it is expected to read."""
     stage.write(attempt, CPU)
@@ -194,8 +198,8 @@ def _repeated(index: pa.Table, count: int, class_names: list[str], ids: list[str
 @expect.register
 def _trained(stage: Train, attempt: Attempt) -> None:
     """Write the model's description, and name its checkpoints."""
-    images, training = stage.shard.content.images, stage.training
-    attempt.path(MODEL_FILE).write_text(json.dumps(stage.describe(images)))
+    training, (described, examples) = stage.training, of_training(stage)
+    attempt.path(MODEL_FILE).write_text(json.dumps(described))
     for name in (*map(weights_file, training.kept_epochs), *map(step_file, training.checkpoint_steps)):
         attempt.path(name).write_bytes(b"expected")
     rows = [
@@ -203,7 +207,6 @@ def _trained(stage: Train, attempt: Attempt) -> None:
         for epoch in range(1, training.epochs + 1)
     ]
     write_table(pa.Table.from_pylist(rows, schema=TRAINING.arrow), TRAINING, attempt.path(HISTORY))
-    examples = len(stage.training_set())
     attempt.facts |= {"steps_per_epoch": max(1, examples // (training.batch_size or examples)), "best_epoch": training.epochs}
 
 
@@ -247,8 +250,8 @@ def _describe_nets(attempt: Attempt, model: Any, classes: int, stored: Any, seed
 
 @expect.register
 def _embedded(stage: Embed, attempt: Attempt) -> None:
-    """Write the width of each layer."""
-    attempt.path(IDS).write_bytes(b"expected")
+    """Write the ids, and the width of each layer."""
+    pq.write_table(stage.ids, attempt.path(IDS))
     attempt.facts |= {"widths": widths_of(stage)}
 
 
@@ -256,6 +259,12 @@ def _embedded(stage: Embed, attempt: Attempt) -> None:
 def _vectors(stage: EmbedPublic, attempt: Attempt) -> None:
     """Write nothing that is read: the number of images counts alone."""
     attempt.path(VECTORS).write_bytes(b"expected")
+
+
+@expect.register
+def _drawn(stage: Reconstruct, attempt: Attempt) -> None:
+    """Write nothing that is read: the number of pictures counts alone."""
+    attempt.path(IDS).write_bytes(b"expected")
 
 
 @expect.register

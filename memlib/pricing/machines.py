@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 
-from memlib.pricing.work import Rates
+from memlib.pricing.work import Rate, Rates
 from memlib.sanitize import count_of
 from memlib.specs.cores import cores
 from memlib.store import Store
 from memlib.store.records import Record, Seconds, Unreadable, parse
 
 FOLDER = "machines"
+TRIAL, TRIALS = 2**24, 3  # bytes of a file that is sent to a remote store to see how fast that is, and how often
 
 
 class Machine(Record):
@@ -23,6 +25,7 @@ class Machine(Record):
     speedup: float = 1.0  #: how many times as fast all cores multiply matrices as one.
     core: Rates  #: rates of one core.
     gpu: Rates | None = None  #: rates of a GPU.
+    sent: Rate | None = None  #: bytes a second that one process sends to the store, if that is remote.
 
     @property
     def described(self) -> str:
@@ -69,10 +72,11 @@ def _name(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:12]
 
 
-def measure_here(*, seconds: float) -> Machine:
+def measure_here(store: Store, *, seconds: float) -> Machine:
     """Measure this machine.
 
     Args:
+        store: the store that its runs write to.
         seconds: duration of each of some twenty measurements.
     """
     import torch
@@ -81,7 +85,23 @@ def measure_here(*, seconds: float) -> Machine:
 
     gpu = measure(torch.device("cuda"), seconds=seconds) if torch.cuda.is_available() else None
     core = measure(torch.device("cpu"), seconds=seconds)
-    return Machine(name=machine(), measured=time.time(), cores=cores(), speedup=speedup(seconds=seconds), core=core, gpu=gpu)
+    return Machine(
+        name=machine(), measured=time.time(), cores=cores(), speedup=speedup(seconds=seconds), core=core, gpu=gpu,
+        sent=None if store.is_local else _sent(store),
+    )  # fmt: skip
+
+
+def _sent(store: Store) -> float:
+    """Measure how many bytes a second reach a remote store: the best of a few trials, which are deleted."""
+    path, best = f"{FOLDER}/trial-{os.getpid()}", 0.0
+    try:
+        for _ in range(TRIALS):
+            content, began = os.urandom(TRIAL), time.perf_counter()
+            store.publish(path, content, secret=True)
+            best = max(best, TRIAL / (time.perf_counter() - began))
+    finally:
+        store.drop(path)
+    return best
 
 
 def said_of(machine: Machine) -> str:
@@ -92,6 +112,8 @@ def said_of(machine: Machine) -> str:
         f"{core.products / 1e9:.0f} GMAC/s ({core.products_half / 1e9:.0f} in bfloat16), convolves "
         f"{core.convolutions / 1e9:.0f} GMAC/s, moves {core.moved / 1e9:.0f} GB/s and decodes {core.pixels / 1e6:.0f} MP/s"
     )
+    if machine.sent is not None:
+        line = f"{line}; sends {machine.sent / 1e6:.0f} MB/s to the store"
     if machine.gpu is None:
         return line
     gpu = machine.gpu

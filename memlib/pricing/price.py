@@ -26,6 +26,8 @@ LIKE = 4.0  # factor within which work is of similar size
 SURE, MEASURED, ASSUMED = 1.25, 1.5, 4.0
 """The factors by which an estimate may be wrong: with similar runs in the store, with measured rates, with assumed ones."""
 LIBRARIES = 0.95 * 2**30  # bytes of a process that has loaded PyTorch, SciPy and FAISS
+CHANGING, ASKING = 11.0, 6.5
+"""Requests of a part to S3, PUT and LIST, and GET and HEAD: means of 36 parts of three audits (9 to 14; 6.5 to 6.8)."""
 MUCH = 100 * 2**30  # bytes of embeddings in a store from which on a plan says how to write less
 IGNORED = (
     "seed",
@@ -53,7 +55,8 @@ class StagePrice:
     cpu_seconds: float = 0.0  #: of one core each.
     gpu_seconds: float = 0.0
     wall_seconds: float = 0.0  #: with the machine's cores or GPUs, one step after another.
-    memory: float = 0.0  #: peak bytes of one part's process.
+    memory: float = 0.0  #: peak bytes of one part's process, without mapped files.
+    mapped: float = 0.0  #: bytes of files that it maps, which it can do without.
     written: float = 0.0  #: bytes written to the store.
     kept: float = 0.0  #: bytes that remain in the store at the end.
     factor: float = 1.0  #: factor by which the time may be wrong.
@@ -68,7 +71,7 @@ class StagePrice:
         }
 
 
-NUMBERS = ("parts", "cpu_seconds", "gpu_seconds", "wall_seconds", "memory", "written", "kept")
+NUMBERS = ("parts", "cpu_seconds", "gpu_seconds", "wall_seconds", "memory", "mapped", "written", "kept")
 
 
 @dataclass
@@ -81,9 +84,9 @@ class Price:
     warnings: list[str] = field(default_factory=list)
 
     def total(self, name: str) -> float:
-        """Return the sum of a number over all stages; of memory, the largest."""
+        """Return the sum of a number over all stages; of memory and mapped files, the largest."""
         values = [float(getattr(stage, name)) for stage in self.stages.values()]
-        return max(values, default=0.0) if name == "memory" else sum(values)
+        return max(values, default=0.0) if name in ("memory", "mapped") else sum(values)
 
     @property
     def factor(self) -> float:
@@ -143,8 +146,18 @@ def price_of(
         price = Price(machine, prices, stopped)
     if machine.gpu is None and price.total("gpu_seconds"):
         price.warnings.append("no GPU was measured: its rates are assumed, those of an A100's data sheet")
-    price.warnings += _warnings(price, store, resources)
+    if not store.is_local and prices:
+        price.warnings.append(_of_remote(price))
+    price.warnings += _warnings(price, store, resources, is_half=_stores_half(recipe))
     return price
+
+
+def _of_remote(price: Price) -> str:
+    """Say what a remote store is asked, and how long one process takes to send it what is written."""
+    parts, written, sent = price.total("parts"), price.total("written"), price.machine.sent
+    takes = "" if sent is None else f", which one process sends in {written / sent / 60:.0f} min at {sent / 1e6:.0f} MB/s"
+    asked = f"{CHANGING * parts:,.0f} times by PUT and LIST, {ASKING * parts:,.0f} times by GET and HEAD"
+    return f"the store is asked about {asked}; {written / 2**30:.1f} GiB are sent to it{takes}"
 
 
 def _of_stage(
@@ -167,9 +180,10 @@ def _of_stage(
         if on_gpu:
             price.gpu_seconds += seconds
         price.cpu_seconds += seconds
-        each.append((seconds, on_gpu))
+        each.append((seconds + (work.written / machine.sent if machine.sent else 0.0), on_gpu))
         workers = resources.workers_per_model if part.stage.where == "fleet" else 1  # each takes its share of a batch
         price.memory = max(price.memory, LIBRARIES + work.memory / workers)
+        price.mapped = max(price.mapped, work.mapped)
         price.written += work.written
         price.kept += 0.0 if part.stage.transient and not resources.keep_embeddings else work.written
         price.work += work
@@ -184,7 +198,7 @@ def _has_gpu(resources: Resources, machine: Machine) -> bool:
 
 
 def _wall(stage: AnyStage, each: Sequence[tuple[float, bool]], machine: Machine, resources: Resources) -> float:
-    """Return the time of the parts of a step, in as many rounds as the machine's room demands."""
+    """Return the time of the parts of a step, with sending their files, in as many rounds as the machine's room demands."""
     longest, total = max(seconds for seconds, _ in each), sum(seconds for seconds, _ in each)
     name, parts = stage.declared.name, len(each)
     workers = resources.workers_per_model if stage.where == "fleet" else 1
@@ -265,9 +279,18 @@ def _kind(spec: Any) -> Any:
     return [_kind(value) for value in spec] if isinstance(spec, list | tuple) else spec
 
 
-def _warnings(price: Price, store: Store, resources: Resources) -> list[str]:
-    """Return lines on what cannot fit, with the setting that helps."""
-    lines = []
+def _stores_half(recipe: Spec) -> bool:
+    """Return whether a recipe stores embeddings in float16."""
+    return getattr(getattr(recipe, "decode", None), "embeddings", "float32") == "float16"
+
+
+def _warnings(price: Price, store: Store, resources: Resources, *, is_half: bool) -> list[str]:
+    """Return lines on what cannot fit, with the setting that helps.
+
+    Args:
+        is_half: whether embeddings are stored in float16.
+    """
+    lines, halves = [], "" if is_half else "decode.embeddings: float16 halves them, and "
     for one in price.stages.values():
         granted = resources.of(one.stage).memory_gb
         most = granted * 2**30 if granted else float(memory())
@@ -284,8 +307,7 @@ def _warnings(price: Price, store: Store, resources: Resources) -> list[str]:
     embedded = sum(one.written for one in price.stages.values() if one.stage.rpartition("/")[2].startswith("embed"))
     if embedded > MUCH:
         lines.append(
-            f"embeddings take about {embedded / 2**30:.0f} GiB; decode.embeddings: float16 halves them, and "
-            "resources.keep_embeddings: false evicts them at the end"
+            f"embeddings take {embedded / 2**30:.0f} GiB; {halves}resources.keep_embeddings: false evicts them in the end"
         )
     return lines
 

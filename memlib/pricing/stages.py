@@ -7,6 +7,7 @@ import functools
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
@@ -18,9 +19,9 @@ from memlib.audits.captions.retrieval import EmbedPublic, Retrieve
 from memlib.audits.deja_vu.backgrounds import Background
 from memlib.audits.deja_vu.embedding import Embed
 from memlib.audits.deja_vu.generating import GenerateTrain
-from memlib.audits.deja_vu.reconstruction.judging import Judge, TrainJudge
+from memlib.audits.deja_vu.reconstruction.judging import Judge
 from memlib.audits.deja_vu.reconstruction.sampling import Reconstruct
-from memlib.audits.deja_vu.searching import Probe, Search
+from memlib.audits.deja_vu.searching import MOST_RECOGNISED, Probe, Search
 from memlib.audits.deja_vu.stability import Stability
 from memlib.audits.deja_vu.stages import Score as ScoreDejaVu
 from memlib.audits.deja_vu.stages import ScoreSetting
@@ -44,6 +45,7 @@ from memlib.pipeline.stage import AnyStage, Artifact
 from memlib.pricing.counting import bytes_of, counting, saved_bytes
 from memlib.pricing.work import Work
 from memlib.specs import ClassifierSpec, DataSpec, TrainingSpec
+from memlib.stats.probe import BLOCK_ROWS, EPOCHS, ITERATIONS, WHOLE, step_cost
 from memlib.training.fit import MODEL_FILE, MODELS, Train, build_model
 from memlib.training.loop import Training, TrainingSet, Worker
 from memlib.training.small_nets import TrainSubsets
@@ -60,6 +62,8 @@ STORED = {"raw": 1.0, "png": 0.55, "jpeg": 0.2}  # bytes of a stored image for e
 INDEXED = 80  # bytes of an example in an index
 CUT = 6e-5  # plain work of reading and resizing a stored image
 READ, FILE, DRAWN = 1e-4, 4e-4, 8e-4  # plain work of an embedded image, of an image file, of drawing an embedded scene
+AT_ONCE = 64  # pictures that a generator draws in one pass
+JUDGED = 3e-3  # plain work of a picture that is judged
 ROW, SCORED = 3e3, 1e4  # bytes of memory for a row of an index while roles are drawn, and of a scored unit
 
 
@@ -76,13 +80,9 @@ def work_of(stage: AnyStage, artifact: Artifact[Any]) -> Work | None:
 @work_of.register(Background)
 @work_of.register(Discover)
 @work_of.register(FitEstimators)
-@work_of.register(GenerateTrain)
-@work_of.register(Judge)
 @work_of.register(QueryTarget)
-@work_of.register(Reconstruct)
 @work_of.register(Sanitize)
 @work_of.register(Stability)
-@work_of.register(TrainJudge)
 @work_of.register(TrainOwn)
 def _unknown(stage: AnyStage, artifact: Artifact[Any]) -> None:
     return None
@@ -93,24 +93,47 @@ def _unknown(stage: AnyStage, artifact: Artifact[Any]) -> None:
 
 @work_of.register
 def _train(stage: Train, artifact: Artifact[Any]) -> Work:
-    data, spec = stage.training_set(), stage.training
-    count = len(data)
-    batch = spec.batch_size or count
-    described = {**stage.describe(data.images), "head_alone": stage.head_alone}
-    label = np.asarray(data.labels[np.zeros(1, dtype=np.int64)])
-    step, weights = _step(
-        json.dumps(described),
-        spec.model_copy(update={"seed": 0, "epochs": 1, "checkpoint_epochs": (), "checkpoint_steps": ()}),
-        batch,
-        data.images.shape[1:],
-        str(data.images.dtype),
-        label.shape[1:],
-        str(label.dtype),
-        stage.base,
-    )
-    steps = spec.epochs * (count // batch)
+    spec, images = stage.training, stage.shard.content.images
+    described, count = of_training(stage)
+    step, weights = _step_of(stage, described, count)
+    steps = spec.epochs * (count // (spec.batch_size or count))
     kept = len(spec.kept_epochs) + len(spec.checkpoint_steps)
-    return step * steps + Work(written=weights * kept, plain=0.1 + SAVED * kept)
+    return step * steps + Work(written=weights * kept, plain=0.1 + SAVED * kept, mapped=_bytes(images, count))
+
+
+def of_training(stage: Train) -> tuple[dict[str, Any], int]:
+    """Return the description of the model that a stage trains, and the number of its examples."""
+    images = stage.shard.content.images
+    if not isinstance(stage, GenerateTrain):
+        return stage.describe(images), len(stage.training_set())
+    dim = sum(_width(stage.conditions[0].parts[0], layer) for layer in stage.layers)
+    return stage.described_for(images, dim), int(sum(_rows(part) for view in stage.conditions for part in view.parts))
+
+
+def _step_of(stage: Train, described: Mapping[str, Any], count: int) -> tuple[Work, int]:
+    """Return the work of a step of a training, and the bytes of the weights."""
+    spec, images = stage.training, stage.shard.content.images
+    if isinstance(stage, GenerateTrain):
+        label: tuple[tuple[int, ...], str] = ((int(described["condition"]),), "float32")
+    else:
+        labels = np.asarray(stage.training_set().labels[np.zeros(1, dtype=np.int64)])
+        label = labels.shape[1:], str(labels.dtype)
+    shape, dtype = images.shape[1:], str(images.dtype)
+    return _traced({**described, "head_alone": stage.head_alone}, spec, count, shape, dtype, *label, stage.base)
+
+
+def _traced(
+    described: Mapping[str, Any], spec: TrainingSpec, count: int, shape: tuple[int, ...], dtype: str, label: tuple[int, ...],
+    labels: str, base: Any = None,
+) -> tuple[Work, int]:  # fmt: skip
+    """Return the work of a step of training a described model with `count` examples, and the bytes of the weights."""
+    same = spec.model_copy(update={"seed": 0, "epochs": 1, "checkpoint_epochs": (), "checkpoint_steps": ()})
+    return _step(json.dumps(described), same, spec.batch_size or count, shape, dtype, label, labels, base)
+
+
+def _bytes(images: Any, count: float) -> float:
+    """Return the bytes of some stored images, or of as many as there are."""
+    return min(count, len(images)) * float(math.prod(images.shape[1:]) * np.dtype(images.dtype).itemsize)
 
 
 @functools.lru_cache(maxsize=64)
@@ -280,7 +303,8 @@ def _embed(stage: Embed, artifact: Artifact[Any]) -> Work | None:
     cut = Work(plain=(1.0 if stage.view.crop is None else 2.0) * CUT * stage.units)
     half = stage.precision != "float32"
     rows = stage.units * width * (2 if stage.dtype == "float16" else 4) + 40 * stage.units
-    return Work(**{**(work + cut).as_json(), "half": half}) + Work(written=rows, plain=0.05)
+    mapped = rows + _bytes(stage.shard.content.images, stage.units)
+    return Work(**{**(work + cut).as_json(), "half": half}) + Work(written=rows, plain=0.05, mapped=mapped)
 
 
 def widths_of(stage: Embed) -> dict[str, int]:
@@ -294,13 +318,33 @@ def widths_of(stage: Embed) -> dict[str, int]:
 
 
 @work_of.register
+def _reconstruct(stage: Reconstruct, artifact: Artifact[Any]) -> Work:
+    settings = stage.settings
+    training, described, pixels = settings.generator.training, _described(stage.generator), (settings.side, settings.side, 3)
+    batch, condition = training.batch_size or 1, (int(described["condition"]),)
+    step, weights = _traced({**described, "head_alone": False}, training, batch, pixels, "uint8", condition, "float32")
+    pictures = stage.units + settings.samples  # those without a condition are drawn once
+    passes = settings.steps * (1 if settings.guidance == 1 else 2)
+    largest = 4 * step.moved / step.calls * AT_ONCE / batch
+    drawn = step * (pictures * passes / batch / 3) + Work(written=pictures * math.prod(pixels), plain=0.05)
+    return replace(drawn, memory=weights + largest + pictures * math.prod(pixels))
+
+
+@work_of.register
+def _judge(stage: Judge, artifact: Artifact[Any]) -> Work:
+    images = sum(_rows(part) for parts in stage.drawn for part in parts)
+    return Work(plain=0.5 + JUDGED * images, written=1e2 * images)
+
+
+@work_of.register
 def _search(stage: Search, artifact: Artifact[Any]) -> Work:
     queries, dim = _rows(stage.queries), _width(stage.queries, stage.layer)
     public = sum(_rows(part) for part in stage.public.parts)
     written = queries * (stage.k * 12 + 40)
     return Work(
-        searched=queries * public * dim, written=written, plain=0.02, memory=min(public, 2**29 / 4 / dim) * dim * 4 * 2
-    )
+        searched=queries * public * dim, written=written, plain=0.02, mapped=(queries + public) * dim * 4,
+        memory=min(public, 2**29 / 4 / dim) * dim * 4 * 2,
+    )  # fmt: skip
 
 
 def _rows(part: Artifact[Any]) -> float:
@@ -317,13 +361,18 @@ def _width(part: Artifact[Any], layer: str) -> int:
 
 @work_of.register
 def _probe(stage: Probe, artifact: Artifact[Any]) -> Work:
-    rows = sum(_rows(part) for part in stage.images.parts)
+    rows, public = (sum(_rows(part) for part in view.parts) for view in (stage.images, stage.public))
+    classes = len(stage.splits.content["label"].unique())
     work = Work(plain=0.02)
     for layer in stage.layers:
         dim = _width(stage.images.parts[0], layer)
+        is_whole = step_cost(int(rows / 2), dim, classes) <= WHOLE
+        passes = 1.25 * ITERATIONS if is_whole else EPOCHS
         work += Work(
-            products=rows * dim * dim + 30 * dim**3 / 3,
-            searched=min(rows, 10_000) * sum(_rows(p) for p in stage.public.parts) * dim,
+            products=3 * passes * rows / 2 * dim * classes,
+            searched=min(rows, MOST_RECOGNISED) * public * dim if layer in stage.searched else 0.0,
+            memory=(rows if is_whole else 2 * BLOCK_ROWS) * dim * 4,
+            mapped=(rows + public) * dim * 4,
         )
     return work
 

@@ -15,7 +15,7 @@ SPENT = ("products", "convolutions", "moved", "calls", "searched", "pixels", "pl
 
 @dataclass(frozen=True)
 class Work:
-    """An amount of work. Amounts are added; memory, which is needed at one time, is the largest of both."""
+    """An amount of work. Amounts are added; of memory and mapped files, which are needed at one time, the larger of both."""
 
     products: float = 0.0  #: multiply-adds in matrix products.
     convolutions: float = 0.0  #: multiply-adds in convolutions.
@@ -26,11 +26,13 @@ class Work:
     plain: float = 0.0  #: all other work, in seconds of a core of the machine that `REFERENCE` describes.
     written: float = 0.0  #: bytes that are written to the store.
     memory: float = 0.0  #: peak bytes beyond those of a process that has loaded its libraries.
+    mapped: float = 0.0  #: bytes of mapped files, which a process's peak contains while the machine has room for them.
     half: bool = False  #: whether products and convolutions are computed in bfloat16 or float16.
 
     def __add__(self, other: Work) -> Work:
         added = {name: getattr(self, name) + getattr(other, name) for name in SPENT}
-        return Work(**added, memory=max(self.memory, other.memory), half=self.half or other.half)
+        most = {name: max(getattr(self, name), getattr(other, name)) for name in ("memory", "mapped")}
+        return Work(**added, **most, half=self.half or other.half)
 
     def __mul__(self, times: float) -> Work:
         """Return the work of `times` repetitions, one after another."""

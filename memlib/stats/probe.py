@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-WHOLE = 2**32  # maximum cost of a full-batch step, as `_cost` counts it: about 5 s for all steps on one core
+WHOLE = 2**32  # maximum cost of a full-batch step, as `step_cost` counts it: about 5 s for all steps on one core
 PER_SCORE = 500  # cost of the softmax and its gradient, for each score, in multiplications of one feature
 BLOCK_ROWS = 2**14  # rows in memory at a time
 TOLERANCE = 1e-4  # largest entry of the gradient at which the full-batch fit ends, as in scikit-learn
+ITERATIONS = 100  # of fits with all rows at once
 EPOCHS, BATCH, LEARNING_RATE = 10, 256, 0.02  # for fits in batches
 
 
@@ -52,7 +53,7 @@ def probe_accuracies(
     *,
     num_classes: int,
     weight_decay: float = 1e-3,
-    iterations: int = 100,
+    iterations: int = ITERATIONS,
     device: torch.device | None = None,
 ) -> tuple[float, float]:
     """Fit a linear probe; return its accuracies on the training examples and on other examples.
@@ -71,7 +72,7 @@ def probe_accuracies(
     device = device or torch.device("cpu")
     weight = torch.zeros(num_classes, train.dim, device=device, requires_grad=True)
     bias = torch.zeros(num_classes, device=device, requires_grad=True)
-    if _cost(len(train), train.dim, num_classes) <= WHOLE:
+    if step_cost(len(train), train.dim, num_classes) <= WHOLE:
         x, y = (part.to(device) for part in train.whole())
         mean, scale = x.mean(dim=0), x.std(dim=0).clamp(min=1e-6)
         x.sub_(mean).div_(scale)
@@ -91,7 +92,7 @@ def probe_accuracies(
     return accuracy(train), accuracy(test)
 
 
-def _cost(num_rows: int, dim: int, num_classes: int) -> int:
+def step_cost(num_rows: int, dim: int, num_classes: int) -> int:
     """Return the cost of a step over all rows: products of features and weights, and the softmax of the scores."""
     return num_rows * num_classes * (dim + PER_SCORE)
 

@@ -189,13 +189,18 @@ class Embed(Stage[Embeddings]):
     def _shown(self) -> ShownRows:
         return shown_rows(self.splits, self.shard, self.view, self.rows)
 
-    def write(self, attempt: Attempt, device: torch.device) -> None:
-        """Write ids and embeddings."""
-        members, boxes = self._shown.members, self._shown.crops
-        ids = members.select(["example_id", "row", "label"])
-        if boxes is not None:
+    @property
+    def ids(self) -> pa.Table:
+        """The ids of the embedded images, as `Embeddings.ids`."""
+        ids = self._shown.members.select(["example_id", "row", "label"])
+        if (boxes := self._shown.crops) is not None:
             for side, name in enumerate(CROP):
                 ids = ids.append_column(name, pa.array(boxes[:, side], type=pa.int32()))
+        return ids
+
+    def write(self, attempt: Attempt, device: torch.device) -> None:
+        """Write ids and embeddings."""
+        boxes, ids = self._shown.crops, self.ids
         pq.write_table(ids, attempt.path(IDS), compression="zstd")
         if isinstance(self.model, ExternalEncoder) and isinstance(self.model.spec, SuppliedEmbeddings):
             names = [_name_of(row, self.view, self.shard) for row in ids["row"].to_pylist()]

@@ -150,6 +150,10 @@ class GenerateTrain(Train):
         """Return None: generators are trained for a fixed number of epochs."""
 
     def describe(self, images: NDArray[Any]) -> dict[str, Any]:
+        """Return the description that `build_model` takes, for the stage's own conditions; see `described_for`."""
+        return self.described_for(images, Conditions(self.conditions, self.layers).dim)
+
+    def described_for(self, images: NDArray[Any], dim: int) -> dict[str, Any]:
         """Return the description that `build_model` takes: architecture, length of a condition, steps of the diffusion.
 
         Raises:
@@ -161,7 +165,7 @@ class GenerateTrain(Train):
             raise UserError(f"training.objective {objective.kind} does not train a {self.model.kind}; train a {wanted}")
         described = {
             "model": self.model.model_dump(mode="json"),
-            "condition": Conditions(self.conditions, self.layers).dim,
+            "condition": dim,
             "input_shape": [images.shape[3], *images.shape[1:3]],
         }
         if isinstance(objective, DenoisingSpec):

@@ -7,17 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+import memlib
 from memlib.audits import AUDITS
 from memlib.audits.arrangement import body_of
 from memlib.audits.deja_vu.embedding import Embed
 from memlib.pipeline.stage import Artifact
-from memlib.pricing.machines import ASSUMED, Machine, keep, known
+from memlib.pricing.beside import beside_plan, cost_table
+from memlib.pricing.machines import ASSUMED, Machine, _sent, keep, known
 from memlib.pricing.price import Price, price_of
 from memlib.pricing.runner import followed
 from memlib.pricing.stages import _width
 from memlib.pricing.work import SPENT, Rates, Work
 from memlib.recipes.request import AuditRequest
 from memlib.running.runners import PlainRunner
+from memlib.runs.garbage import metrics_by_stage
 from memlib.store import Ref, Store
 
 MOONS = {
@@ -117,6 +120,21 @@ def test_the_time_of_another_model_does_not_stand_for_a_stage_that_reads_one(tmp
     assert price(store, "self-influence", again).stages["gradient_norms"].similar == 2
 
 
+def test_a_finished_run_is_shown_beside_its_plan(tmp_path: Path, store: Store) -> None:
+    first = memlib.run(moons(tmp_path), store=store.uri, quiet=True).record
+    rows = {row["stage"]: row for row in beside_plan(store, first)}
+    assert rows["train"]["planned"]["cpu_seconds"] > 0
+    assert 0 < rows["train"]["planned"]["bytes_out"] < rows["train"]["bytes_out"], "logs are not planned"
+    headings, *cells = cost_table([*rows.values()])
+    assert headings[5:9] == ["CPU s", "planned CPU s", "peak GiB", "planned peak GiB"]
+    assert all(cell[6] for cell in cells if cell[0] in ("train", "gradient_norms"))
+    second = memlib.run(moons(tmp_path, influence={"checkpoints": 1}), store=store.uri, quiet=True).record
+    again = {row["stage"]: row for row in beside_plan(store, second)}
+    assert again["train"]["reused"] == 1
+    assert {name for name, row in again.items() if "planned" in row} == {"self_influence", "report"}, "reuse costs nothing"
+    assert "planned CPU s" not in next(cost_table(metrics_by_stage(store, second)))
+
+
 def test_stages_of_unknown_work_have_no_price_without_similar_runs(tmp_path: Path, store: Store) -> None:
     found = price(store, "membership", "membership_breast_cancer")
     assert "fit_estimators" in found.by_reason["only runs like it say what it takes"]
@@ -129,6 +147,21 @@ def test_a_plan_is_shown_even_if_a_stage_cannot_be_counted(store: Store, monkeyp
         price(store, "membership", "membership_smoke").stopped["train_subsets"]
         == "its work could not be counted (ZeroDivisionError)"
     )
+
+
+def test_reconstructions_are_priced_by_their_pictures_and_steps(store: Store) -> None:
+    found, plain, more = (
+        price(
+            store, "deja-vu", "scenes_reconstruction", (f"reconstruct.guidance={guidance}", f"reconstruct.samples={samples}")
+        )
+        for guidance, samples in ((2, 4), (1, 4), (2, 8))
+    )
+    assert not found.stopped
+    drawn = found.stages["reconstruct"].work.convolutions
+    assert plain.stages["reconstruct"].work.convolutions == pytest.approx(drawn / 2), "without guidance, one pass a step"
+    assert more.stages["reconstruct"].work.convolutions == pytest.approx(drawn * 2)
+    assert more.stages["judge"].cpu_seconds > 1.5 * found.stages["judge"].cpu_seconds
+    assert found.stages["generate_train"].parts == 4, "a denoiser and a decoder for each model"
 
 
 def test_data_that_are_not_at_hand_are_priced_by_their_expected_size(store: Store) -> None:
@@ -162,6 +195,24 @@ def test_rates_are_kept_by_machine_and_damaged_ones_are_not_read(store: Store) -
     for path in Path(store.root, "machines").iterdir():
         path.write_text(path.read_text().replace("1000000000.0", "-1"))
     assert known(store, "here") == ASSUMED
+
+
+def test_a_remote_store_is_asked_and_sent_to_at_the_speed_that_was_measured(tmp_path: Path) -> None:
+    remote = Store(f"memory://{tmp_path.name}", cache=str(tmp_path / "cache"))
+    here = price(remote, "self-influence", moons(tmp_path))
+    (line,) = [one for one in here.warnings if "PUT and LIST" in one]
+    assert line.startswith(f"the store is asked about {11 * here.total('parts'):.0f} times by PUT and LIST")
+    assert "MB/s" not in line, "nothing was measured"
+    sent = _sent(remote)
+    assert sent > 1e6
+    assert not remote.listing("machines")
+    slow = ASSUMED.model_copy(update={"measured": 1.0, "sent": 100.0})
+    keep(remote, slow)
+    there = price(remote, "self-influence", moons(tmp_path))
+    waits = there.total("wall_seconds") - here.total("wall_seconds")
+    assert waits == pytest.approx(here.total("written") / 100, rel=0.5), "two parts of a step are sent side by side"
+    assert any("at 0 MB/s" in one for one in there.warnings)
+    assert there.total("cpu_seconds") == pytest.approx(here.total("cpu_seconds")), "a core waits, and computes no more"
 
 
 def test_time_is_work_by_rates() -> None:

@@ -82,7 +82,7 @@ def test_a_full_batch_is_used_only_where_it_takes_seconds(
     rows = Rows([np.zeros((count, dim), dtype=np.float32)], np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool))
     probe_accuracies(rows, rows, num_classes=classes)
     assert chosen == [full]
-    for most, expected in ((probe._cost(count, dim, classes), True), (probe._cost(count, dim, classes) - 1, False)):
+    for most, expected in ((probe.step_cost(count, dim, classes), True), (probe.step_cost(count, dim, classes) - 1, False)):
         monkeypatch.setattr(probe, "WHOLE", most)
         probe_accuracies(rows, rows, num_classes=classes)
         assert chosen.pop() == expected
