@@ -56,7 +56,7 @@ class StagePrice:
     gpu_seconds: float = 0.0
     wall_seconds: float = 0.0  #: with the machine's cores or GPUs, one step after another.
     memory: float = 0.0  #: peak bytes of one part's process, without mapped files.
-    mapped: float = 0.0  #: bytes of files that it maps, which it can do without.
+    mapped: float = 0.0  #: bytes of files that it maps, or has mapped in earlier steps, which it can do without.
     written: float = 0.0  #: bytes written to the store.
     kept: float = 0.0  #: bytes that remain in the store at the end.
     factor: float = 1.0  #: factor by which the time may be wrong.
@@ -137,11 +137,14 @@ def price_of(
         for part in found.parts:
             by_stage.setdefault(part.ref.stage, []).append(part)
         stopped = dict(found.stopped)
+        held = 0.0  # bytes of images that a process has mapped in earlier steps
         for name, parts in by_stage.items():
             one = _of_stage(name, parts, machine, resources, similar)
+            held = max(held, *(part.work.images for part in parts if part.work is not None), 0.0)
             if one is None:
                 stopped.setdefault(name, "only runs like it say what it takes")
             else:
+                one.mapped += held
                 prices[name] = one
         price = Price(machine, prices, stopped)
     if machine.gpu is None and price.total("gpu_seconds"):

@@ -37,7 +37,7 @@ from memlib.audits.unique_feature.train_nets import TrainNets
 from memlib.data.canaries.features import TrainingRows
 from memlib.data.examples import UnreadableImage
 from memlib.data.splits import HELD_OUT, REFERENCE, TARGET, TRAIN, VALIDATION
-from memlib.data.stages import Decode, DecodeBlock, SplitsStage, members_of
+from memlib.data.stages import BLOCK_BYTES, LOOKED_BLOCKS, Decode, DecodeBlock, Shard, SplitsStage, members_of
 from memlib.models.encoder import Encoder
 from memlib.models.image_text import ImageText
 from memlib.observe.stages import CheckpointNorms, ModelOutputs
@@ -93,12 +93,11 @@ def _unknown(stage: AnyStage, artifact: Artifact[Any]) -> None:
 
 @work_of.register
 def _train(stage: Train, artifact: Artifact[Any]) -> Work:
-    spec, images = stage.training, stage.shard.content.images
-    described, count = of_training(stage)
+    spec, (described, count) = stage.training, of_training(stage)
     step, weights = _step_of(stage, described, count)
     steps = spec.epochs * (count // (spec.batch_size or count))
     kept = len(spec.kept_epochs) + len(spec.checkpoint_steps)
-    return step * steps + Work(written=weights * kept, plain=0.1 + SAVED * kept, mapped=_bytes(images, count))
+    return step * steps + Work(written=weights * kept, plain=0.1 + SAVED * kept, images=_bytes(stage.shard, count))
 
 
 def of_training(stage: Train) -> tuple[dict[str, Any], int]:
@@ -131,9 +130,11 @@ def _traced(
     return _step(json.dumps(described), same, spec.batch_size or count, shape, dtype, label, labels, base)
 
 
-def _bytes(images: Any, count: float) -> float:
-    """Return the bytes of some stored images, or of as many as there are."""
-    return min(count, len(images)) * float(math.prod(images.shape[1:]) * np.dtype(images.dtype).itemsize)
+def _bytes(shard: Artifact[Shard], count: float) -> float:
+    """Return the stored bytes of some images of a shard, or of points or windows of text."""
+    images, storage = shard.content.images, shard.store.artifacts.manifest(shard.ref).spec.get("storage", "raw")
+    each = math.prod(images.shape[1:]) * np.dtype(images.dtype).itemsize
+    return float(count * each * STORED[storage])
 
 
 @functools.lru_cache(maxsize=64)
@@ -303,8 +304,8 @@ def _embed(stage: Embed, artifact: Artifact[Any]) -> Work | None:
     cut = Work(plain=(1.0 if stage.view.crop is None else 2.0) * CUT * stage.units)
     half = stage.precision != "float32"
     rows = stage.units * width * (2 if stage.dtype == "float16" else 4) + 40 * stage.units
-    mapped = rows + _bytes(stage.shard.content.images, stage.units)
-    return Work(**{**(work + cut).as_json(), "half": half}) + Work(written=rows, plain=0.05, mapped=mapped)
+    shown = _bytes(stage.shard, stage.units)
+    return Work(**{**(work + cut).as_json(), "half": half}) + Work(written=rows, plain=0.05, mapped=rows, images=shown)
 
 
 def widths_of(stage: Embed) -> dict[str, int]:
@@ -526,8 +527,11 @@ def _documents(stage: ObserveDocuments, artifact: Artifact[Any]) -> Work | None:
 
 @work_of.register
 def _splits(stage: SplitsStage, artifact: Artifact[Any]) -> Work:
-    index = stage.shard.content.index.num_rows if hasattr(stage, "shard") else 0
-    return Work(plain=0.2 + 2e-5 * index, written=2e4 + 6 * index, memory=ROW * index)
+    if not hasattr(stage, "shard"):
+        return Work(plain=0.2, written=2e4)
+    index = stage.shard.content.index.num_rows
+    seen = min(_bytes(stage.shard, index), LOOKED_BLOCKS * BLOCK_BYTES)  # for near copies
+    return Work(plain=0.2 + 2e-5 * index, written=2e4 + 6 * index, memory=ROW * index, images=seen)
 
 
 @work_of.register

@@ -15,7 +15,7 @@ SPENT = ("products", "convolutions", "moved", "calls", "searched", "pixels", "pl
 
 @dataclass(frozen=True)
 class Work:
-    """An amount of work. Amounts are added; of memory and mapped files, which are needed at one time, the larger of both."""
+    """An amount of work. Amounts are added; of memory, mapped files and images, the larger of both."""
 
     products: float = 0.0  #: multiply-adds in matrix products.
     convolutions: float = 0.0  #: multiply-adds in convolutions.
@@ -27,11 +27,12 @@ class Work:
     written: float = 0.0  #: bytes that are written to the store.
     memory: float = 0.0  #: peak bytes beyond those of a process that has loaded its libraries.
     mapped: float = 0.0  #: bytes of mapped files, which a process's peak contains while the machine has room for them.
+    images: float = 0.0  #: bytes of stored images that it maps, and that stay mapped for the process's later steps.
     half: bool = False  #: whether products and convolutions are computed in bfloat16 or float16.
 
     def __add__(self, other: Work) -> Work:
         added = {name: getattr(self, name) + getattr(other, name) for name in SPENT}
-        most = {name: max(getattr(self, name), getattr(other, name)) for name in ("memory", "mapped")}
+        most = {name: max(getattr(self, name), getattr(other, name)) for name in ("memory", "mapped", "images")}
         return Work(**added, **most, half=self.half or other.half)
 
     def __mul__(self, times: float) -> Work:

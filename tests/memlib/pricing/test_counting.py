@@ -79,7 +79,7 @@ def test_a_tensor_that_two_operations_keep_counts_once() -> None:
 
 
 def test_work_adds_up_and_memory_does_not() -> None:
-    one, other = Work(products=2, memory=5, written=1), Work(products=3, calls=1, memory=4, half=True)
-    assert one + other == Work(products=5, calls=1, memory=5, written=1, half=True)
+    one, other = Work(products=2, memory=5, written=1), Work(products=3, calls=1, memory=4, mapped=7, images=2, half=True)
+    assert one + other == Work(products=5, calls=1, memory=5, mapped=7, images=2, written=1, half=True)
     assert one * 3 == Work(products=6, memory=5, written=3)
     assert one.as_json() == {"products": 2, "memory": 5, "written": 1}

@@ -164,6 +164,16 @@ def test_reconstructions_are_priced_by_their_pictures_and_steps(store: Store) ->
     assert found.stages["generate_train"].parts == 4, "a denoiser and a decoder for each model"
 
 
+def test_images_that_a_step_maps_stay_mapped_and_are_no_memory_that_must_be_had(store: Store) -> None:
+    some, more = (price(store, "deja-vu", "smoke", (f"data.source.num_examples={count}",)) for count in (3000, 30_000))
+    image = more.stages["split"].work.images / 30_000
+    assert image == 32 * 32 * 3
+    assert more.stages["split"].mapped == pytest.approx(10 * some.stages["split"].mapped)
+    for later in ("train", "probe", "score"):
+        assert more.stages[later].mapped >= more.stages["split"].work.images
+    assert not any("memory" in line for line in more.warnings)
+
+
 def test_data_that_are_not_at_hand_are_priced_by_their_expected_size(store: Store) -> None:
     small = (
         "data.expected.images=20000", "data.expected.classes=10", "split.train_per_class=100", "split.public_per_class=200",
