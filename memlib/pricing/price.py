@@ -158,9 +158,9 @@ def price_of(
 def _of_remote(price: Price) -> str:
     """Say what a remote store is asked, and how long one process takes to send it what is written."""
     parts, written, sent = price.total("parts"), price.total("written"), price.machine.sent
-    takes = "" if sent is None else f", which one process sends in {written / sent / 60:.0f} min at {sent / 1e6:.0f} MB/s"
+    takes = "" if sent is None else f", which one process sends in {written / sent:,.0f} s at {sent / 1e6:.0f} MB/s"
     asked = f"{CHANGING * parts:,.0f} times by PUT and LIST, {ASKING * parts:,.0f} times by GET and HEAD"
-    return f"the store is asked about {asked}; {written / 2**30:.1f} GiB are sent to it{takes}"
+    return f"the store is asked about {asked}; {written / 2**20:,.0f} MiB are sent to it{takes}"
 
 
 def _of_stage(
