@@ -46,7 +46,11 @@ class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Work(products=self._products, convolutions=self._convolutions, moved=self._moved, calls=float(self._calls))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call an operation and count it."""
+        """Call an operation and count it; one that consists of others, as they arrive in inference mode, by its parts."""
+        with self:
+            parts = func.decompose(*args, **(kwargs or {}))
+        if parts is not NotImplemented:
+            return parts
         out = func(*args, **(kwargs or {}))
         packet = func._overloadpacket
         name = packet.__name__

@@ -45,6 +45,7 @@ from memlib.pipeline.stage import AnyStage, Artifact
 from memlib.pricing.counting import bytes_of, counting, saved_bytes
 from memlib.pricing.work import Work
 from memlib.specs import ClassifierSpec, DataSpec, TrainingSpec
+from memlib.specs.backgrounds import CropNetwork
 from memlib.stats.probe import BLOCK_ROWS, EPOCHS, ITERATIONS, WHOLE, step_cost
 from memlib.training.fit import MODEL_FILE, MODELS, Train, build_model
 from memlib.training.loop import Training, TrainingSet, Worker
@@ -77,12 +78,10 @@ def work_of(stage: AnyStage, artifact: Artifact[Any]) -> Work | None:
     return Work(plain=0.1, written=1e4)
 
 
-@work_of.register(Background)
 @work_of.register(Discover)
 @work_of.register(FitEstimators)
 @work_of.register(QueryTarget)
 @work_of.register(Sanitize)
-@work_of.register(Stability)
 @work_of.register(TrainOwn)
 def _unknown(stage: AnyStage, artifact: Artifact[Any]) -> None:
     return None
@@ -169,7 +168,7 @@ def _step(
     memory = kept / spec.accumulate / (2 if half else 1) + PARAMETER_COPIES * trained + 3 * batch * math.prod(shape) * 4
     work, tensors = counted.work, sum(1 for _ in training.model.parameters())
     calls, passes = (2, 7) if spec.optimizer.name == "adamw" else (12 * tensors, 12)  # of the optimizer's step
-    fused = FUSED if any(isinstance(module, nn.RNNBase) for module in model.modules()) else 1.0
+    fused = _fused(model)
     moved = fused * work.moved * (0.6 if half else 1.0) + passes * trained
     changed = {
         "moved": private * moved,
@@ -269,7 +268,13 @@ def _forward(
     weights = bytes_of(model.state_dict().values())
     largest = counted.work.moved / max(counted.work.calls, 1) * 4
     sizes = tuple((name, int(values[0].numel())) for name, values in outputs)
-    return Work(**{**counted.work.as_json(), "memory": weights + largest}), sizes
+    moved, calls = (_fused(model) * value for value in (counted.work.moved, counted.work.calls))
+    return Work(**{**counted.work.as_json(), "moved": moved, "calls": calls, "memory": weights + largest}), sizes
+
+
+def _fused(model: nn.Module) -> float:
+    """Return the share of the traced bytes and calls that a model costs: a recurrent layer is one operation."""
+    return FUSED if any(isinstance(module, nn.RNNBase) for module in model.modules()) else 1.0
 
 
 def _passes(
@@ -316,6 +321,30 @@ def widths_of(stage: Embed) -> dict[str, int]:
     _, sizes = _passes(stage.model, 1, shape)
     deepest = list(sizes)[-1]
     return {layer: sizes.get(layer, sizes[deepest]) for layer in stage.layers}
+
+
+@work_of.register
+def _stability(stage: Stability, artifact: Artifact[Any]) -> Work | None:
+    if not isinstance(stage.model, Artifact):
+        return None
+    work, _ = _passes(stage.model, stage.units, _input_shape(_described(stage.model), stage.shard.content.images.shape[1:]))
+    return work + Work(plain=0.05 + 3 * CUT * stage.units, images=_bytes(stage.shard, stage.units / stage.views.views))
+
+
+@work_of.register
+def _background(stage: Background, artifact: Artifact[Any]) -> Work | None:
+    network = stage.classifier
+    if not isinstance(network, CropNetwork):
+        return None
+    shape = (3, network.model.input_size, network.model.input_size)
+    described = {
+        "model": network.model.model_dump(mode="json"), "classifier": stage.spec["classes"], "input_shape": list(shape)
+    }  # fmt: skip
+    step, _ = _forward(json.dumps(described), network.batch_size, shape, False, None)
+    fitted = 3 * network.epochs * stage.units * (1 - 1 / network.folds)
+    return step * ((fitted + stage.units / network.folds) / network.batch_size) + Work(
+        plain=0.2 + (STEP * fitted / 3) / network.batch_size + CUT * stage.units, written=40 * stage.units / network.folds
+    )
 
 
 @work_of.register
@@ -473,7 +502,7 @@ def _evaluations(stage: Any, count: float) -> Work:
     described = _described(stage.at.model)
     window = int(described["input_shape"][0])
     work, _ = _forward(json.dumps(described), 64, (window,), True, None)
-    wide = 8.0 if stage.at.precision == "float64" else 1.0
+    wide = 2.0 if stage.at.precision == "float64" else 1.0
     return Work(products=work.products * count / 64 / window * wide, moved=work.moved * count / 64 / window * wide)
 
 

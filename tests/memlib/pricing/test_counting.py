@@ -55,7 +55,10 @@ def test_multiply_adds_are_those_counted_by_hand(backbone: str, by_hand: float) 
         images = torch.zeros(2, 3, SIDE, SIDE)
     with counting() as counted:
         encoder.backbone(images)
+    with counting() as inferred, torch.inference_mode():
+        encoder.backbone(images)
     found = (counted.work.products + counted.work.convolutions) / 2
+    assert (inferred.work.products, inferred.work.convolutions) == (counted.work.products, counted.work.convolutions)
     assert found == pytest.approx(by_hand, rel=0.02)
     published = {"resnet18": 1.81e9, "resnet101": 7.80e9, "vit_base": 17.56e9}[backbone]  # torchvision's table of models
     assert by_hand == pytest.approx(published, rel=0.02)

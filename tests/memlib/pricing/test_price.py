@@ -149,6 +149,16 @@ def test_a_plan_is_shown_even_if_a_stage_cannot_be_counted(store: Store, monkeyp
     )
 
 
+@pytest.mark.parametrize(
+    ("stage", "setting"),
+    [("stability", "decode.stability={{views: {}}}"), ("background", "reference={{kind: network, folds: 2, epochs: {}}}")],
+)
+def test_views_and_backgrounds_are_priced_by_their_passes(stage: str, setting: str, store: Store) -> None:
+    few, many = (price(store, "deja-vu", "smoke", (setting.format(number),)) for number in (4, 8))
+    assert not many.stopped
+    assert many.stages[stage].work.convolutions > 1.8 * few.stages[stage].work.convolutions > 0
+
+
 def test_reconstructions_are_priced_by_their_pictures_and_steps(store: Store) -> None:
     found, plain, more = (
         price(
