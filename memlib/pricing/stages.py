@@ -56,12 +56,13 @@ META = torch.device("meta")
 PARAMETER_COPIES = 4  # weight, gradient and two moments of the optimizer
 STEP = 1.5e-3  # plain work of a step of the training loop: order, seeds, draws, a batch from the reading thread
 FUSED = 0.15  # of the operations that a recurrent layer is traced as, the share that its single operation costs
+INFERRED = 0.7  # of the bytes that a forward pass alone moves: it keeps nothing
 CACHED = 0.7  # of the bytes that a stack of small nets moves: its arrays fit into a CPU's caches
 PRIVATE = 3.0  # times as many bytes and calls where gradients are computed by example
 SAVED = 0.01  # plain work of writing a checkpoint
 STORED = {"raw": 1.0, "png": 0.55, "jpeg": 0.2}  # bytes of a stored image for each byte of its pixels
 INDEXED = 80  # bytes of an example in an index
-CUT = 6e-5  # plain work of reading and resizing a stored image
+CUT = 3e-5  # plain work of reading and resizing a stored image
 READ, FILE, DRAWN = 1e-4, 4e-4, 8e-4  # plain work of an embedded image, of an image file, of drawing an embedded scene
 AT_ONCE = 64  # pictures that a generator draws in one pass
 JUDGED = 3e-3  # plain work of a picture that is judged
@@ -268,7 +269,7 @@ def _forward(
     weights = bytes_of(model.state_dict().values())
     largest = counted.work.moved / max(counted.work.calls, 1) * 4
     sizes = tuple((name, int(values[0].numel())) for name, values in outputs)
-    moved, calls = (_fused(model) * value for value in (counted.work.moved, counted.work.calls))
+    moved, calls = (_fused(model) * value for value in (INFERRED * counted.work.moved, counted.work.calls))
     return Work(**{**counted.work.as_json(), "moved": moved, "calls": calls, "memory": weights + largest}), sizes
 
 
