@@ -1,4 +1,4 @@
-"""What the stages of a run took, beside what a plan estimates from the machine's rates alone."""
+"""Measured costs of the stages of a run, beside the estimates of a plan by the machine's rates alone."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_the_page_of_a_run_in_prefect_shows_what_its_stages_took_beside_the_plan
     assert {"CPU s", "planned CPU s", "MiB out", "planned MiB out"} <= train.keys()
 
 
-def test_a_full_disk_is_named_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_message_of_a_run_on_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "a.npy")
 

@@ -174,7 +174,7 @@ def test_reconstructions_are_priced_by_their_pictures_and_steps(store: Store) ->
     assert found.stages["generate_train"].parts == 4, "a denoiser and a decoder for each model"
 
 
-def test_images_that_a_step_maps_stay_mapped_and_are_no_memory_that_must_be_had(store: Store) -> None:
+def test_mapped_images_are_counted_in_all_later_steps_and_apart_from_memory(store: Store) -> None:
     some, more = (price(store, "deja-vu", "smoke", (f"data.source.num_examples={count}",)) for count in (3000, 30_000))
     image = more.stages["split"].work.images / 30_000
     assert image == 32 * 32 * 3
