@@ -51,9 +51,7 @@ IN_CLUSTER = {"resources": {"ray_address": "auto"}}
 EXTRA = ("duckdb", "polars", "psutil")  # of memlib's extra `test`
 TRAINING, STARTED = "ray::RayTrainWorker", "Ray runtime started"  # Ray's name of a process, and its words
 SOON = {"interval": 20}
-PLANNED = (
-    320.0  # seconds between planning and start: below five minutes, Prefect's automations see the run's end 15 minutes late
-)
+PLANNED = 320.0  # seconds from planning to start: below 300, Prefect's automations see the run's end 15 minutes late
 DISK = 1500  # mebibytes of each machine's disk
 OUTAGE, CUT = 20.0, 8.0  # seconds without S3, and of a cut that Ray survives
 MAKE = """

@@ -11,9 +11,8 @@ from memlib.store.records import Record
 
 SPENT = ("products", "convolutions", "moved", "calls", "searched", "pixels", "plain", "written")
 """The amounts that take time; each has a rate of its name."""
-CONVOLVED = (
-    0.8  # time of a network's multiply-add in float32, in that of the convolution that is measured; of seven trainings
-)
+CONVOLVED = 0.8
+"""Time of a network's multiply-add in float32, in that of the convolution that is measured; of seven trainings."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from harness import file_system
 
+from deployments.cluster.machines import fill
 from deployments.local.api import Api
 from deployments.local.processes import descendants, end, free_port, kill, start, wait_for
 from deployments.local.services import environment_for, prefect_server
@@ -47,16 +48,6 @@ def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, which can be filled."""
     with file_system(tmp_path / "small", "64m") as folder:
         yield folder
-
-
-def fill(path: Path) -> None:
-    """Fill the file system to the last byte."""
-    with path.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 65536)
-        except OSError:
-            pass
 
 
 def test_no_night_is_lost_and_each_has_a_line(tmp_path: Path, small: Path) -> None:
@@ -93,9 +84,9 @@ def test_no_night_is_lost_and_each_has_a_line(tmp_path: Path, small: Path) -> No
         assert "memlib show" in line(r"night\.yaml: Completed\. Night 2: .*")
         # the third: the disk is full, and then has room again
         write(recipe, 3)
-        fill(small / "filler")
+        filler = fill(small)
         assert re.search("space|OSError", line(r"night\.yaml: Failed\. .*"))
-        (small / "filler").unlink()
+        filler.unlink()
         assert "memlib show" in line(r"night\.yaml: Completed\. Night 3: .*")
         assert serving.poll() is None
     finally:
